@@ -178,7 +178,7 @@ def ray_session() -> Iterator[ModuleType]:
             gc.collect()
         if not ray.is_initialized():
             init()
-        node: Any = ray._private.worker._global_node
+        node: Any = ray._private.worker._global_node  # noqa: SLF001 - Ray has no other name for it
         node.kill_log_monitor()  # it reads all logs ten times in a second, and prints none
 
     try:
@@ -213,22 +213,29 @@ def end_actors(ray: ModuleType, namespace: str | None = None) -> None:
 
 
 @pytest.fixture
-def make_manager(tmp_path: Path) -> Iterator[Callable[..., SessionManager]]:
-    """Makes managers of one SQLite file in a namespace of the test's own, whose sessions run in this process."""
-    yield from _managers(tmp_path, InProcess())
+def namespace(tmp_path: Path) -> str:
+    """The namespace of the test's managers."""
+    return f"test-{tmp_path.name}"
 
 
 @pytest.fixture
-def make_ray_manager(ray_session: ModuleType, tmp_path: Path) -> Iterator[Callable[..., SessionManager]]:
+def make_manager(tmp_path: Path, namespace: str) -> Iterator[Callable[..., SessionManager]]:
+    """Makes managers of one SQLite file in a namespace of the test's own, whose sessions run in this process."""
+    yield from _managers(tmp_path, namespace, InProcess())
+
+
+@pytest.fixture
+def make_ray_manager(
+    ray_session: ModuleType, tmp_path: Path, namespace: str
+) -> Iterator[Callable[..., SessionManager]]:
     """Makes managers of one SQLite file in a namespace of the test's own; their actors end with the test."""
     try:
-        yield from _managers(tmp_path, Dedicated())
+        yield from _managers(tmp_path, namespace, Dedicated())
     finally:
-        end_actors(ray_session, f"test-{tmp_path.name}")
+        end_actors(ray_session, namespace)
 
 
-def _managers(tmp_path: Path, placement: Placement) -> Iterator[Callable[..., SessionManager]]:
-    namespace = f"test-{tmp_path.name}"
+def _managers(tmp_path: Path, namespace: str, placement: Placement) -> Iterator[Callable[..., SessionManager]]:
     managers = []
 
     def make(**settings: Any) -> SessionManager:
@@ -351,6 +358,15 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> int:
     for store in stores:
         monkeypatch.setitem(store.sweep.__kwdefaults__, "limit", 100)
     return 10
+
+
+@pytest.fixture
+def limit_pages() -> Iterator[Callable[[int], None]]:
+    """A function that limits the pages of SQLite files, as a full disk does."""
+    from stored.sql_traffic import disk_for_sqlite
+
+    with disk_for_sqlite() as limit:
+        yield limit
 
 
 @pytest.fixture

@@ -138,8 +138,8 @@ def read_settings(settings: bytes | Kept) -> bytes:
     """
     if isinstance(settings, bytes):
         return settings
-    count = _get(settings.key, "count")
-    parts = [_get(settings.key, f"part-{number}") for number in range(int(count or 0))]
+    count = get_entry(settings.key, "count")
+    parts = [get_entry(settings.key, f"part-{number}") for number in range(int(count or 0))]
     if count is None or None in parts:
         raise SettingsLostError(f"settings {settings.key} are not in Ray's key-value store any more")
     return b"".join(part for part in parts if part is not None)
@@ -152,15 +152,15 @@ def _keep(digest: str, data: bytes) -> str:
     the other order. So either they are not deleted, or this process knows and chooses another key.
     """
     key = digest
-    _put(key, "asked", _now())
-    if _names(f"{key}/doomed-"):
+    put_entry(key, "asked", _now())
+    if entry_names(f"{key}/doomed-"):
         key = f"{digest}-{secrets.token_hex(4)}"
-        _put(key, "asked", _now())
+        put_entry(key, "asked", _now())
     if not _exists(key, "count"):
         parts = range(0, len(data), PART_BYTES)
         for number, start in enumerate(parts):
-            _put(key, f"part-{number}", data[start : start + PART_BYTES])
-        _put(key, "count", str(len(parts)).encode())  # last, so that what has a count is whole
+            put_entry(key, f"part-{number}", data[start : start + PART_BYTES])
+        put_entry(key, "count", str(len(parts)).encode())  # last, so that what has a count is whole
         sweep_settings()
     return key
 
@@ -170,7 +170,7 @@ def sweep_settings() -> None:
 
     Called when settings are added, so only settings that actors use, or that were read recently, take space.
     """
-    keys = {key for _, key, _ in map(_parts_of, _names(""))}
+    keys = {key for _, key, _ in map(_parts_of, entry_names(""))}
     stale = [key for key in keys if _is_stale(key)]
     if not stale:
         return
@@ -179,16 +179,16 @@ def sweep_settings() -> None:
     for key in stale:
         if key in used:
             continue
-        _put(key, mark, _now())
+        put_entry(key, mark, _now())
         if _is_stale(key) and key not in _keys_in_use():
-            _delete(key, "count")  # first, and the mark last: half-deleted settings have no count, or a mark
-            _delete(key, "part-", by_prefix=True)
-            _delete(key, "asked")
-            for entry in _names(f"{key}/doomed-"):  # by a process that died meanwhile
+            delete_entry(key, "count")  # first, and the mark last: half-deleted settings have no count, or a mark
+            delete_entry(key, "part-", by_prefix=True)
+            delete_entry(key, "asked")
+            for entry in entry_names(f"{key}/doomed-"):  # by a process that died meanwhile
                 _, _, doomed = _parts_of(entry)
-                if float(_get(key, doomed) or 0) < time.time() - DEAD_S:
-                    _delete(key, doomed)
-        _delete(key, mark)
+                if float(get_entry(key, doomed) or 0) < time.time() - DEAD_S:
+                    delete_entry(key, doomed)
+        delete_entry(key, mark)
 
 
 def _parts_of(name: str) -> tuple[str, str, str]:
@@ -198,7 +198,7 @@ def _parts_of(name: str) -> tuple[str, str, str]:
 
 
 def _is_stale(key: str) -> bool:
-    asked_at = _get(key, "asked")
+    asked_at = get_entry(key, "asked")
     return asked_at is None or float(asked_at) < time.time() - GRACE_S
 
 
@@ -220,7 +220,7 @@ def _now() -> bytes:
     return repr(time.time()).encode()
 
 
-def _names(prefix: str) -> list[str]:
+def entry_names(prefix: str) -> list[str]:
     return _list(f"settings/{prefix}")
 
 
@@ -232,11 +232,11 @@ def _name(key: str, suffix: str) -> str:
     return f"settings/{key}/{suffix}"
 
 
-def _put(key: str, suffix: str, value: bytes) -> None:
+def put_entry(key: str, suffix: str, value: bytes) -> None:
     _internal_kv_put(_name(key, suffix), value, namespace=SPACE)
 
 
-def _get(key: str, suffix: str) -> bytes | None:
+def get_entry(key: str, suffix: str) -> bytes | None:
     return _internal_kv_get(_name(key, suffix), namespace=SPACE)
 
 
@@ -244,5 +244,5 @@ def _exists(key: str, suffix: str) -> bool:
     return _internal_kv_exists(_name(key, suffix), namespace=SPACE)
 
 
-def _delete(key: str, suffix: str, *, by_prefix: bool = False) -> None:
+def delete_entry(key: str, suffix: str, *, by_prefix: bool = False) -> None:
     _internal_kv_del(_name(key, suffix), del_by_prefix=by_prefix, namespace=SPACE)

@@ -118,6 +118,11 @@ class InMemoryStore(LocalClock):
         self._lease = DeliveryLease(holder="", until=0.0, now=0.0, next_due_at=None)
         self._closed = False
 
+    @property
+    def size_chars(self) -> int:
+        """How many characters the blocks in it have."""
+        return sum(len(body) for log in self._logs.values() for body in log.values())
+
     async def create(
         self,
         session: SessionRecord,

@@ -249,14 +249,14 @@ def _vocabulary(model: str, timeout_s: float) -> tiktoken.Encoding:
 
 
 def _load_of(model: str) -> _Load:
-    name = _vocabulary_name(model)
+    name = vocabulary_name(model)
     with _lock:
         if name not in _loads:
             _loads[name] = _Load(name)
         return _loads[name]
 
 
-def _vocabulary_name(model: str) -> str:
+def vocabulary_name(model: str) -> str:
     from tiktoken.model import encoding_name_for_model
 
     try:

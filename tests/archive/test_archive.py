@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import random
+import re
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -230,7 +231,7 @@ async def test_an_imported_session_is_exported_to_the_same_archive(tmp_path: Pat
         assert len(copied) == len(lines) and copied != lines
         await copies[-1].delete(S)
         await copies[-1].delete(SessionKey("copy 2", USER))
-        assert copies[-1]._logs == {}  # type: ignore[attr-defined]
+        assert copies[-1].size_chars == 0  # type: ignore[attr-defined]
 
     for seed in range(share(8, 2)):
         stores: list[SessionStore] = [
@@ -379,7 +380,10 @@ async def refuse(lines: list[str]) -> ArchiveError:
     store = InMemoryStore()
     with pytest.raises(ArchiveError) as error:
         await import_session(store, lines)
-    assert await store.count() == 0 and store._logs == {} and store._owners == {} and await store.deliveries() == []
+    assert await store.count() == 0 and store.size_chars == 0 and await store.deliveries() == []
+    for run_id in set(re.findall(r'"run_id": *"([^"]+)"', "".join(map(str, lines)))):
+        with pytest.raises(RunNotFoundError):
+            await store.run(run_id)
     return error.value
 
 
@@ -487,7 +491,7 @@ async def test_an_import_does_not_change_a_session_with_its_id(lines: list[str])
     assert await store.count() == 2
     for name in ("s", "t"):
         await store.delete(SessionKey(name, USER))
-    assert store._logs == {}
+    assert store.size_chars == 0
 
 
 def test_a_failed_or_cancelled_import_leaves_nothing(lines: list[str]) -> None:
@@ -530,7 +534,7 @@ def test_a_failed_or_cancelled_import_leaves_nothing(lines: list[str]) -> None:
             if not task.cancelled() and task.exception() is None:
                 assert len(await exported(store)) == len(lines)
                 break
-            assert await store.count() == 0 and store._logs == {}
+            assert await store.count() == 0 and store.size_chars == 0
         return index
 
     for fails in (True, False):

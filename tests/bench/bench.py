@@ -34,7 +34,6 @@ os.environ |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
 
 import openai
 import ray
-import sqlalchemy as sa
 
 import cancelling
 import packing
@@ -43,6 +42,7 @@ import window
 from engines import process_of
 from harness import ProcessorTime, Samples, Table, counted_calls, end_process, prompt_of, retire
 from long_term import forgetting, remembering
+from stored.sql_traffic import listening
 from turnwise import (
     EchoEngine,
     ExecutionHandle,
@@ -373,10 +373,10 @@ class Bench:
     ) -> tuple[SessionCore, SQLStore]:
         """Return a new session's core in this process, and its store."""
         store = SQLStore(self.url(name))
-        sa.event.listen(store._engine, "connect", lambda connection, _: connection.set_trace_callback(trace))
-        await store.create(SessionRecord(session_id=name))
-        core = SessionCore(SessionKey(name), store, engine)
-        await core.transactor.activate()
+        with listening("connect", lambda connection, _: connection.set_trace_callback(trace)):
+            await store.create(SessionRecord(session_id=name))
+            core = SessionCore(SessionKey(name), store, engine)
+            await core.transactor.activate()
         return core, store
 
     async def _turns_of(self, core: SessionCore, prompt: str, turns: int, samples: Samples) -> None:

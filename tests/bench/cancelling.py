@@ -56,7 +56,7 @@ def watch(path: Path) -> None:
         return call
 
     admission.cancel, store.commit = awaited("cancel", admission.cancel), awaited("commit", store.commit)
-    store._transact_in_file = noted("SQLite")(store._transact_in_file)
+    store._transact_in_file = noted("SQLite")(store._transact_in_file)  # noqa: SLF001 - measures it
     gc.callbacks.append(collections(noted))
 
 

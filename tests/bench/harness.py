@@ -113,7 +113,7 @@ class Calls:
 def counted_calls() -> Iterator[Calls]:
     """Count this process's calls of actors while the context is open."""
     calls = Calls()
-    submit: Callable[..., Any] = ray.actor.ActorHandle._actor_method_call
+    submit: Callable[..., Any] = ray.actor.ActorHandle._actor_method_call  # noqa: SLF001 - all calls by Ray
     ask, ask_blocking = local_calls.ask, local_calls.ask_blocking
 
     async def counting(*args: Any) -> bytes | None:

@@ -58,7 +58,8 @@ def hosts_of(manager: AsyncSessionManager) -> Sequence[Any]:
 
 def actors_of(manager: AsyncSessionManager, count: int) -> list[Any]:
     """Return the actor of each of so many sessions."""
-    return [manager._client.process(ref).actor for ref in some_sessions(count)]
+    refs = some_sessions(count)
+    return [manager._client.process(ref).actor for ref in refs]  # noqa: SLF001 - of sessions that need not exist
 
 
 def some_sessions(count: int) -> list[SessionRef]:

@@ -72,9 +72,11 @@ def test_each_policy_by_blocking_calls(make_ray_manager: Callable[..., SessionMa
             chat.run("hello", if_busy="debounce", debounce_s=wrong)  # type: ignore[arg-type]
 
 
-async def test_each_policy_by_awaited_calls(make_ray_manager: Callable[..., SessionManager], tmp_path: Path) -> None:
+async def test_each_policy_by_awaited_calls(
+    make_ray_manager: Callable[..., SessionManager], tmp_path: Path, namespace: str
+) -> None:
     engine = FunctionEngine(answer, tools=[look])
-    settings: Any = {"namespace": make_ray_manager()._client.namespace, "engine": engine, "placement": Packed(hosts=1)}
+    settings: Any = {"namespace": namespace, "engine": engine, "placement": Packed(hosts=1)}
     async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as manager:
         chat = await manager.open("other", user_id="sarah")
         active = await chat.run("go")

@@ -16,7 +16,9 @@ from turnwise.memory.conversation.sessions import SessionKey
 pytestmark = pytest.mark.ray
 
 
-def test_packed_and_dedicated_hosts_say_what_they_have(make_ray_manager: Callable[..., SessionManager]) -> None:
+def test_packed_and_dedicated_hosts_say_what_they_have(
+    make_ray_manager: Callable[..., SessionManager], namespace: str
+) -> None:
     packed = make_ray_manager(placement=Packed(hosts=2))
     runs = [packed.open(f"chat-{number}", user_id="ann").run("hello") for number in range(3)]
     assert [run.wait().text for run in runs] == ["hello"] * 3
@@ -37,7 +39,7 @@ def test_packed_and_dedicated_hosts_say_what_they_have(make_ray_manager: Callabl
     assert (host.pid, host.node_id) == (info.pid, info.node_id)
 
     async def ask() -> None:
-        settings = {"engine": ScriptedEngine(), "namespace": packed._client.namespace}
+        settings = {"engine": ScriptedEngine(), "namespace": namespace}
         async with AsyncSessionManager("memory://hosts", **settings) as manager:  # type: ignore[arg-type]
             assert [info.name for info in await manager.hosts()] == [host.name]
 

@@ -113,6 +113,10 @@ ALSO: dict[str, dict[str, Any]] = {"schedule": {"after_s": 1e6}}
 """What a verb is given besides, since one of several parameters has to be given."""
 
 
+def client_of(manager: Any) -> Any:
+    return manager._client  # noqa: SLF001 - to make handles as pickles do
+
+
 class World:
     """A session in this process with one run behind it, and what callers of both families hold of it."""
 
@@ -127,13 +131,13 @@ class World:
         }
         self.managers = SessionManager(**settings), AsyncSessionManager(**settings)
         self.managers[0].open(SESSION, user_id=USER)
-        host = SessionHost(self.managers[0]._client, REF)
+        host = SessionHost(client_of(self.managers[0]), REF)
         host.wait(host.start(("hello",), {"run_id": RUN}).run_id, None, "ended")
         self.subject(Session).schedule("later", **ALSO["schedule"], key=VALID["key"])
         self.verbs: list[str] = []
         """What the session was asked for."""
         for manager in self.managers:
-            self._note_verbs(manager._client)
+            self._note_verbs(client_of(manager))
         self.subjects: dict[Any, Any] = {}
 
     def _note_verbs(self, client: Any) -> None:
@@ -157,9 +161,9 @@ class World:
         if isinstance(manager, family):
             return manager
         if issubclass(family, SessionMemory | AsyncSessionMemory):
-            return family(manager._client, REF)
+            return family(client_of(manager), REF)
         ids = (REF, None) if issubclass(family, Session | AsyncSession) else (REF, RUN, 0)
-        return family(manager._client, *ids)
+        return family(client_of(manager), *ids)
 
     def call(self, verb: Verb, **arguments: Any) -> Any:
         if verb.family not in self.subjects:

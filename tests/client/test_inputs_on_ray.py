@@ -78,10 +78,12 @@ def test_what_cannot_be_used_is_refused_by_name_and_the_session_goes_on(
     assert chat.run("hello").wait().index == 1
 
 
-async def test_callers_that_await_get_the_same_errors(make_ray_manager: MakeManager, tmp_path: Path) -> None:
+async def test_callers_that_await_get_the_same_errors(
+    make_ray_manager: MakeManager, tmp_path: Path, namespace: str
+) -> None:
     memory = [LexicalMemory(SQLItems(f"sqlite:///{tmp_path}/facts.db"))]
     settings: dict[str, Any] = {"engine": ScriptedEngine(), "memory": memory}
-    namespace = make_ray_manager(**settings)._client.namespace
+    make_ray_manager(**settings)
 
     async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings, namespace=namespace) as manager:
         chat = await manager.open("chat")

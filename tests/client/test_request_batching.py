@@ -90,7 +90,7 @@ def test_each_caller_gets_its_own_answer_under_faults_and_cancellations() -> Non
         await asyncio.gather(*map(ask, requests))
         assert len(actor.together) >= 3 and max(actor.together) <= MOST
         await asyncio.sleep(10)
-        assert not bundler._tasks and not bundler._waiting
+        assert not bundler._tasks and not bundler._waiting  # noqa: SLF001 - what a long life would gather
 
     assert explore(share(100, 4), life) == share(100, 4)
 

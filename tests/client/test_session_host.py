@@ -6,6 +6,7 @@ import pickle
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,7 +59,7 @@ def ask(lookup: Lookup, monkeypatch: pytest.MonkeyPatch, call: Callable[[], byte
     """Ask a session, each call to which is answered by the function."""
     monkeypatch.setattr(steps, "call", lambda *_, **__: call())
     client: Any = SessionsClient("namespace", "realm", InProcess())
-    client._processes = lookup
+    client.runtime = SimpleNamespace(live_processes=lambda _: lookup)
     return SessionHost(client, SessionRef(SessionKey("s"))).ask(verbs.wait(None, "run", ()))
 
 
@@ -102,7 +103,7 @@ def test_a_verb_that_may_not_be_repeated_is_sent_once_to_a_process_that_is_there
         return pickle.dumps(None)
 
     client: Any = SessionsClient("namespace", "realm", InProcess())
-    client._processes = Lookup()
+    client.runtime = SimpleNamespace(live_processes=lambda _: Lookup())
     monkeypatch.setattr(steps, "call", call)
     with pytest.raises(SessionLostError, match=r"perhaps after it did memory\.merge_notes"):
         SessionHost(client, SessionRef(SessionKey("s"))).ask(verbs.merge_notes("Ann has a boat."))
@@ -135,5 +136,6 @@ class CutIn(OrderedDict[SessionKey, Any]):
 def test_a_cached_actor_is_returned_while_another_thread_invalidates_it() -> None:
     lookup, key = Named("namespace", "store"), SessionKey("chat")
     actors = CutIn({key: "the cached actor"})
-    actors.invalidate, lookup._actors = lookup.invalidate, actors
+    actors.invalidate = lookup.invalidate
+    lookup._actors = actors  # noqa: SLF001 - the other thread comes between two of its lines
     assert lookup.of(key).actor == "the cached actor"

@@ -22,13 +22,15 @@ import pytest
 from engines import BrokenBuilder, ScriptedEngine, UnpicklableThere, process_of
 from scale import share
 from schedules import texts
-from stored.audit import check_session
+from stored.audit import check_session, store_of
 from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.shared.sessions_client import SessionsClient
-from turnwise.actors.hosting.placement import InProcess, Packed
+from turnwise.actors.hosting.placement import Dedicated, InProcess, Packed
+from turnwise.actors.hosting.store_spec import store_id_of
+from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.session.config import SessionConfig
@@ -72,7 +74,7 @@ def audit(manager: SessionManager, session_id: str, *, user_id: str = "default")
     """Check what is in the store, without the session."""
 
     async def check() -> None:
-        store = manager._client.open_store()
+        store = store_of(manager)
         await check_session(store, session_id, user_id=user_id)
         await store.close()
 
@@ -321,12 +323,12 @@ time.sleep(60)
 
 
 def test_a_run_continues_when_the_callers_process_dies_and_another_attaches_by_id(
-    make_ray_manager: MakeManager, ray_session: ModuleType, tmp_path: Path
+    make_ray_manager: MakeManager, ray_session: ModuleType, tmp_path: Path, namespace: str
 ) -> None:
     """Case 15, with a real SIGKILL of a real second process."""
     manager = make_ray_manager()
     address = ray_session.get_runtime_context().gcs_address
-    process = python(START, address, f"sqlite:///{tmp_path}/chats.db", manager._client.namespace)
+    process = python(START, address, f"sqlite:///{tmp_path}/chats.db", namespace)
     assert process.stdout
     run_id = process.stdout.readline().strip()
     process.send_signal(signal.SIGKILL)
@@ -585,13 +587,16 @@ def test_an_engine_that_fails_in_the_sessions_process_is_a_typed_error(make_ray_
     assert make_ray_manager().open("other").run("hello").wait().text == "hello"
 
 
-def test_without_a_manager_a_session_that_is_not_live_says_what_to_do(make_ray_manager: MakeManager) -> None:
+def test_without_a_manager_a_session_that_is_not_live_says_what_to_do(
+    make_ray_manager: MakeManager, namespace: str, tmp_path: Path
+) -> None:
     manager = make_ray_manager()
     chat = manager.open("chat")
     execution = chat.run("hello")
     execution.wait()
-    client = SessionsClient(manager._client.namespace, manager._client.name, manager._client.placement)
-    execution = ExecutionHandle(client, execution._ref, execution.run_id, execution.turn_index)
+    store_id = store_id_of(namespace, f"sqlite:///{tmp_path}/chats.db")
+    client, ref = SessionsClient(namespace, store_id, Dedicated()), SessionRef(SessionKey("chat"))
+    execution = ExecutionHandle(client, ref, execution.run_id, execution.turn_index)
     assert execution.wait().text == "hello"
     chat.delete()
     time.sleep(0.5)
@@ -610,9 +615,11 @@ def test_the_store_in_memory_is_shared_by_the_sessions_and_survives_their_kill(m
     audit(manager, "chat")
 
 
-async def test_blocks_and_messages_are_removed_in_both_families(make_ray_manager: MakeManager, tmp_path: Path) -> None:
+async def test_blocks_and_messages_are_removed_in_both_families(
+    make_ray_manager: MakeManager, tmp_path: Path, namespace: str
+) -> None:
     manager = make_ray_manager()
-    settings: Any = {"engine": ScriptedEngine(), "namespace": manager._client.namespace}
+    settings: Any = {"engine": ScriptedEngine(), "namespace": namespace}
     async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as async_manager:
         session = manager.open("chat")
         awaiting = await async_manager.get("chat")
@@ -634,10 +641,8 @@ async def test_blocks_and_messages_are_removed_in_both_families(make_ray_manager
     await asyncio.to_thread(audit, manager, "chat")
 
 
-async def test_the_async_family_does_the_same(make_manager: MakeManager) -> None:
-    manager = make_manager()
-
-    settings: Any = {"engine": ScriptedEngine(), "namespace": manager._client.namespace, "placement": InProcess()}
+async def test_the_async_family_does_the_same(namespace: str) -> None:
+    settings: Any = {"engine": ScriptedEngine(), "namespace": namespace, "placement": InProcess()}
     async with AsyncSessionManager("memory://async", **settings) as opened:
         chat = await opened.open("chat", user_id="sarah")
         execution = await chat.run("slow 20")

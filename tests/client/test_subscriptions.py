@@ -216,6 +216,6 @@ async def test_a_subscription_can_be_closed_by_its_own_function() -> None:
 
     subscription = Subscription(feed, sink)
     is_made.set()
-    await asyncio.to_thread(subscription._work.ended)
+    await asyncio.to_thread(subscription._work.ended)  # noqa: SLF001 - its thread has ended
     subscription.close()
     assert kinds == ["run_started"] and len(await take(chats.feed(subscription.cursor))) == 1

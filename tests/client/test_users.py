@@ -109,7 +109,7 @@ async def outcome(verb: Callable[..., Any], *args: str, **user: str) -> Any:
 
 
 def test_every_method_of_a_manager_reaches_only_records_of_its_user(
-    make_ray_manager: MakeManager, tmp_path: Path
+    make_ray_manager: MakeManager, tmp_path: Path, namespace: str
 ) -> None:
     """In both families; another user's record looks the same as a missing one."""
     manager = make_ray_manager(placement=Packed(hosts=1))
@@ -139,7 +139,7 @@ def test_every_method_of_a_manager_reaches_only_records_of_its_user(
     asyncio.run(check(manager))
 
     async def check_async() -> None:
-        settings: dict[str, Any] = {"engine": ScriptedEngine(), "namespace": manager._client.namespace}
+        settings: dict[str, Any] = {"engine": ScriptedEngine(), "namespace": namespace}
         async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as awaiting:
             await check(awaiting)
 
@@ -150,7 +150,9 @@ def test_every_method_of_a_manager_reaches_only_records_of_its_user(
     handle = pickle.loads(pickle.dumps(manager.execution(run_id, user_id="alice")))
     assert chat.latest() == handle.wait()
     bobs = manager.get("of-bob", user_id="bob")
-    stolen = ExecutionHandle(bobs._client, bobs._ref, run_id, 0)
+    own_run = bobs.run("hello")
+    stolen = pickle.loads(pickle.dumps(own_run).replace(own_run.run_id.encode(), run_id.encode()))
+    assert stolen.run_id == run_id
     calls: list[Callable[[], object]] = [
         *(stolen.wait, stolen.cancel, stolen.info, stolen.pending, stolen.steps),
         *(lambda: list(stolen.events()), lambda: stolen.reject("call"), lambda: bobs.execution(run_id)),

@@ -29,7 +29,7 @@ class KeptSettings:
 
     @staticmethod
     def _all() -> set[str]:
-        return {name.split("/")[1] for name in actor_settings._names("")}
+        return {name.split("/")[1] for name in actor_settings.entry_names("")}
 
     @property
     def keys(self) -> set[str]:
@@ -38,7 +38,7 @@ class KeptSettings:
     def sweep(self) -> set[str]:
         """Sweep as if nobody had used any settings for a long time; return the keys that are left."""
         for key in self.keys:
-            actor_settings._put(key, "asked", b"0")
+            actor_settings.put_entry(key, "asked", b"0")
         sweep_settings()
         return self.keys
 
@@ -94,14 +94,14 @@ def test_settings_that_are_asked_for_while_they_are_deleted_get_another_key(
 ) -> None:
     settings, actors = large("raced"), list[Any]()
     settings.keep()
-    delete = actor_settings._delete
+    delete = actor_settings.delete_entry
 
     def delete_late(key: str, part: str, *, by_prefix: bool = False) -> None:
         if not actors:  # at the last moment: it has been looked whether anybody uses them
             actors.append(settings.actor(Holder, "late", "holders"))
         delete(key, part, by_prefix=by_prefix)
 
-    monkeypatch.setattr(actor_settings, "_delete", delete_late)
+    monkeypatch.setattr(actor_settings, "delete_entry", delete_late)
     assert len(store.sweep()) == 1
     assert ray_session.get(actors[0].size.remote(), timeout=BACK_S) == 5 * PART_BYTES
 
@@ -111,7 +111,7 @@ def test_settings_that_are_asked_for_before_they_are_deleted_stay(
 ) -> None:
     settings = large("raced")
     settings.keep()
-    put = actor_settings._put
+    put = actor_settings.put_entry
 
     def ask_first(key: str, part: str, value: bytes) -> None:
         if part.startswith("doomed"):
@@ -120,10 +120,10 @@ def test_settings_that_are_asked_for_before_they_are_deleted_stay(
 
     for key in store.keys:
         put(key, "asked", b"0")
-    monkeypatch.setattr(actor_settings, "_put", ask_first)
+    monkeypatch.setattr(actor_settings, "put_entry", ask_first)
     sweep_settings()
     (key,) = store.keys
-    assert actor_settings._get(key, "count") == b"5" and not actor_settings._names(f"{key}/doomed")
+    assert actor_settings.get_entry(key, "count") == b"5" and not actor_settings.entry_names(f"{key}/doomed")
 
 
 def test_small_settings_are_in_the_record_of_their_actor(store: KeptSettings) -> None:

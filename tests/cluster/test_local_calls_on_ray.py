@@ -98,10 +98,8 @@ async def test_many_tasks_share_a_connection(ray_address: str, options: dict[str
                 await asyncio.sleep(0.1)
         for number, text in enumerate(texts):
             assert f"I am {number}." in text
-        ours = _BY_LOOP[asyncio.get_running_loop()]
-        assert 0 < len(ours._by_actor) <= len(chats) and all(
-            connection.is_idle for connection in ours._by_actor.values()
-        )
+        ours = _BY_LOOP[asyncio.get_running_loop()].all()
+        assert 0 < len(ours) <= len(chats) and all(connection.is_idle for connection in ours)
 
 
 def test_threads_that_wait_each_have_a_connection(make_ray_manager: MakeManager) -> None:
@@ -111,7 +109,7 @@ def test_threads_that_wait_each_have_a_connection(make_ray_manager: MakeManager)
     with ThreadPoolExecutor(40) as threads:
         turns = list(threads.map(lambda _: chat.latest(), range(400)))
     assert {turn.index for turn in turns if turn} == {0}
-    idle = _IDLE.get(local_calls._id_of(chat.actor))
+    idle = _IDLE.get(local_calls.id_of(chat.actor))
     assert idle and len(idle) <= local_calls.MOST_IDLE
 
 
@@ -178,9 +176,9 @@ def test_a_forked_process_leaves_its_parents_connections_alone(make_ray_manager:
     chat = make_ray_manager(engine=EchoEngine()).open("chat")
     talk(chat)
     connect(chat)
-    assert _IDLE.get(local_calls._id_of(chat.actor))
+    assert _IDLE.get(local_calls.id_of(chat.actor))
     if (pid := os.fork()) == 0:
-        os._exit(0 if _IDLE.get(local_calls._id_of(chat.actor)) is None else 1)
+        os._exit(0 if _IDLE.get(local_calls.id_of(chat.actor)) is None else 1)
     assert os.waitpid(pid, 0)[1] == 0
     with counted() as answered:
         assert chat.latest()
@@ -192,10 +190,10 @@ def test_connections_of_closed_event_loops_are_closed(ray_address: str, tmp_path
         async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", engine=EchoEngine()) as manager:
             chat = await manager.open("chat")
             await (await chat.run("Hello.")).wait(WAIT_S)
-            while not _BY_LOOP[asyncio.get_running_loop()]._by_actor:
+            while not _BY_LOOP[asyncio.get_running_loop()].all():
                 await asyncio.sleep(0.1)
                 await chat.latest()
-            return next(iter(_BY_LOOP[asyncio.get_running_loop()]._by_actor.values()))
+            return _BY_LOOP[asyncio.get_running_loop()].all()[0]
 
     connections = [asyncio.run(main()) for _ in range(2)]
     assert [connection.is_open for connection in connections] == [False, True]
@@ -206,7 +204,7 @@ def test_connections_of_closed_event_loops_are_closed(ray_address: str, tmp_path
 
 def test_the_least_recently_used_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     closed, busy = list[str](), {"b"}
-    connections = local_calls._Connections[str](closed.append, lambda name: name not in busy)
+    connections = local_calls.Connections[str](closed.append, lambda name: name not in busy)
     monkeypatch.setattr(local_calls, "MOST_ACTORS", 3)
     for actor_id in "abc":
         connections.keep(actor_id, actor_id)
@@ -243,7 +241,7 @@ def test_a_caller_that_found_nobody_tries_again_later(monkeypatch: pytest.Monkey
         tried.append(actor_id)
         raise ConnectionRefusedError
 
-    connections = local_calls._Connections[str](lambda _: None, lambda _: True)
+    connections = local_calls.Connections[str](lambda _: None, lambda _: True)
     assert [connections.connect("a", refuse) for _ in range(3)] == [None] * 3 and tried == ["a"]
     later = time.monotonic() + local_calls.AGAIN_S
     monkeypatch.setattr(time, "monotonic", lambda: later)

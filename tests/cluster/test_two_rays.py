@@ -27,6 +27,7 @@ from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.actor_names import actor_name, find_actor
+from turnwise.actors.hosting.store_spec import store_id_of
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, ReadOnlyStoreError, SessionNotFoundError
 from turnwise.memory.conversation.sessions import SessionKey
@@ -175,14 +176,15 @@ def test_to_read_in_another_namespace_interrupts_no_run(
     run.cancel()
 
 
-def test_reads_of_a_session_without_a_process_come_from_the_store(make_ray_manager: MakeManager) -> None:
+def test_reads_of_a_session_without_a_process_come_from_the_store(
+    make_ray_manager: MakeManager, namespace: str, tmp_path: Path
+) -> None:
     manager = make_ray_manager(config=SessionConfig(idle_s=0.2))
     chat = manager.open("chat")
     turn = chat.run("hello").wait(WAIT_S)
     deadline = time.monotonic() + WAIT_S
-    while find_actor(
-        manager._client.namespace, actor_name(manager._client.name, SessionKey("chat"))
-    ):  # to ask it would keep it
+    name = actor_name(store_id_of(namespace, f"sqlite:///{tmp_path}/chats.db"), SessionKey("chat"))
+    while find_actor(namespace, name):  # to ask it would keep it
         assert time.monotonic() < deadline
         time.sleep(0.1)
     again = manager.open("chat")

@@ -266,7 +266,7 @@ async def test_a_law_of_placements_cleans_up_also_what_a_repeated_delete_has_rem
             raise SessionNotFoundError("s")
 
     monkeypatch.setattr(placements, "AsyncSessionManager", Gone)
-    async with placements._managers(Packed(hosts=1)):
+    async with placements.managers(Packed(hosts=1)):
         pass
 
 

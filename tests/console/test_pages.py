@@ -64,10 +64,10 @@ async def test_a_page_tries_again_whatever_has_failed(
     monkeypatch.setattr("turnwise.console.pages.conversation.REFRESH_S", 0)
     page: Any = object.__new__(_Conversation)
     nothing = SimpleNamespace(clear=lambda: None, is_stored=lambda: None)
-    page._live, page._frame, page._session, page._followed = nothing, frame, SimpleNamespace(), "run"
+    page._live, page._frame, page._session, page._followed = nothing, frame, SimpleNamespace(), "run"  # noqa: SLF001 - no browser
     frame.wake.clear()
-    await page._follow("run")  # its session has no such method
-    assert page._followed is None and frame.wake.is_set()
+    await page._follow("run")  # noqa: SLF001 - its session has no such method
+    assert page._followed is None and frame.wake.is_set()  # noqa: SLF001 - no browser
 
 
 async def test_a_further_page_of_memories_is_not_shown_under_another_user() -> None:
@@ -81,15 +81,15 @@ async def test_a_further_page_of_memories_is_not_shown_under_another_user() -> N
 
     shown: list[Any] = []
     page: Any = _Memories(SimpleNamespace(), {"user": "ann"})  # type: ignore[arg-type]
-    page._list, page._show, page._set_cursor = nullcontext(), shown.extend, lambda _: None
-    page._session, page._cursor = SimpleNamespace(memory=Memory()), "50"
+    page._list, page._show, page._set_cursor = nullcontext(), shown.extend, lambda _: None  # noqa: SLF001 - no browser
+    page._session, page._cursor = SimpleNamespace(memory=Memory()), "50"  # noqa: SLF001 - it shows a page of Ann's
     for user in ("bob", "ann"):
         requested.clear()
         answered.clear()
-        further = asyncio.create_task(page._next())
+        further = asyncio.create_task(page._next())  # noqa: SLF001 - as its button does
         await requested.wait()
         if user == "bob":
-            page._session = SimpleNamespace(memory=Memory())
+            page._session = SimpleNamespace(memory=Memory())  # noqa: SLF001 - it shows Bob's
         answered.set()
         await further
         assert shown == ([] if user == "bob" else ["Ann's"])

@@ -53,7 +53,7 @@ class Console:
         with Client.instances[client_id].content:
             element: Any = button("Count", lambda: page.clicks.append(user))
         page.element = element.id
-        (listener,) = element._event_listeners.values()
+        (listener,) = element._event_listeners.values()  # noqa: SLF001 - as the page in a browser knows it
         page.listener = listener.id
         return page
 
@@ -166,7 +166,7 @@ async def test_a_socket_acts_for_its_own_page_only() -> None:
             await socket.emit("event", ann.click)
             await socket.settled()
             assert (ann.clicks, bob.clicks) == (["ann"], [])
-            assert len(Client.instances[bob.id]._socket_to_document_id) == 1
+            assert len(Client.instances[bob.id]._socket_to_document_id) == 1  # noqa: SLF001 - NiceGUI shows its sockets nowhere else
             await bobs.emit("event", bob.click)
             await bobs.settled()
             assert bob.clicks == ["bob"]
@@ -304,4 +304,4 @@ async def test_packets_that_cannot_be_read_write_nothing_past_the_log(
         assert not [record for record in caplog.records if record.name.startswith(("uvicorn", "asyncio"))]
         assert all(record.getMessage().isprintable() for record in caplog.records)
         assert not any(logging.getLogger(name).handlers for name in ("engineio.server", "socketio.server", "nicegui"))
-        assert console_app._owner(ann.id) is not None
+        assert console_app.viewer_of(ann.id) is not None

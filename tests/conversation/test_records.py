@@ -132,11 +132,17 @@ class Marked(Block):
     kind: str = "marked"
     _mark: str = PrivateAttr(default="none")
 
+    def mark(self, mark: str) -> None:
+        self._mark = mark
+
+    def is_marked(self, mark: str) -> bool:
+        return self._mark == mark
+
 
 def test_a_pickled_block_keeps_what_only_its_own_class_has() -> None:
     block = Marked()
-    block._mark = "seen"
-    assert pickle.loads(pickle.dumps(block))._mark == "seen"
+    block.mark("seen")
+    assert pickle.loads(pickle.dumps(block)).is_marked("seen")
     event = PromptAppended(session_id="s", seq=1, at=0.0, blocks=(block,))  # type: ignore[arg-type]
-    assert pickle.loads(pickle.dumps(event)).blocks[0]._mark == "seen"
+    assert pickle.loads(pickle.dumps(event)).blocks[0].is_marked("seen")  # type: ignore[attr-defined]
     assert pickle.loads(pickle.dumps(Text(text="x"))) == Text(text="x")

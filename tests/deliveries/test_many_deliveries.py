@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 
 from scale import share
 from stored.open_stores import closing, run_with
@@ -19,6 +20,7 @@ from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.conformance.fixtures import a_delivery, own
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.redis.store import RedisStore
+from turnwise.memory.stores.sql.statements import Statements
 from turnwise.memory.stores.sql.store import SQLStore
 
 WAITING = share(100_000, 4)
@@ -94,7 +96,7 @@ def test_what_is_due_costs_the_same_however_many_wait(tmp_path: Path) -> None:
     for count in (200, WAITING):
         path = tmp_path / f"{count}.db"
         store = SQLStore(f"sqlite:///{path}")
-        sql = store._sql
+        sql = Statements(sa.create_engine("sqlite://").dialect)
         run_with(store, partial(fill, count=count, first=1000))
         due = {"now": 1100.0, "time": -1.0, "after": "", "limit": 10}
 
@@ -108,7 +110,7 @@ def test_what_is_due_costs_the_same_however_many_wait(tmp_path: Path) -> None:
 
 def test_postgresql_finds_what_is_due_by_the_index(database: str) -> None:
     store = SQLStore(database)
-    sql = store._sql
+    sql = Statements(sa.create_engine("postgresql+psycopg://").dialect)
     run_with(store, partial(fill, count=5 * AT_ONCE))
     due = {"now": 100.0, "time": -1.0, "after": "", "limit": 10}
     with psycopg.connect(database) as connection:

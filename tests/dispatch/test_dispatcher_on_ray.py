@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
@@ -22,8 +23,10 @@ from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.cluster.actor_names import actor_name, dispatcher_name, find_actor
 from turnwise.actors.cluster.actor_spec import ActorSpec
 from turnwise.actors.cluster.dispatcher_process import DispatcherProcess
+from turnwise.actors.cluster.runtime import RayRuntime
 from turnwise.actors.cluster.sharding import Layout, find_layouts
 from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
+from turnwise.actors.hosting.store_spec import StoreSpec, store_id_of
 from turnwise.actors.session.config import SessionConfig
 from turnwise.engines import schedule_tools
 from turnwise.memory.conversation.sessions import SessionKey
@@ -50,21 +53,37 @@ def texts(chat: Session) -> list[str | None]:
     return [turn.text for turn in chat.turns() if turn.status == "completed"]
 
 
-def dispatcher_of(manager: SessionManager) -> Any:
-    """Return the actor of the dispatcher; None if there is none."""
-    return find_actor(manager._client.namespace, dispatcher_name(manager._client.name))
+@dataclass(frozen=True)
+class Actors:
+    """The actors of the store of a test's managers."""
+
+    namespace: str
+    store_id: str
+
+    def dispatcher(self) -> Any:
+        """Return the dispatcher's; None if there is none."""
+        return find_actor(self.namespace, dispatcher_name(self.store_id))
+
+    def of_session(self, session_id: str) -> Any:
+        """Return a session's own; None if it has none."""
+        return find_actor(self.namespace, actor_name(self.store_id, SessionKey(session_id)))
+
+    def has_left(self, manager: SessionManager, session_id: str) -> bool:
+        """Return whether no process has a session."""
+        packed = [host.load for host in manager.hosts() if host.is_packed]
+        return self.of_session(session_id) is None and all(
+            load and session_id not in str(load.recent) for load in packed
+        )
 
 
-def has_left(manager: SessionManager, chat: Session) -> bool:
-    """Return whether no process has a session."""
-    if isinstance(manager._client.placement, Dedicated):
-        return find_actor(manager._client.namespace, actor_name(manager._client.name, SessionKey(chat.id))) is None
-    return all(host.load is not None and chat.id not in str(host.load.recent) for host in manager.hosts())
+@pytest.fixture
+def actors(namespace: str, tmp_path: Path) -> Actors:
+    return Actors(namespace, store_id_of(namespace, f"sqlite:///{tmp_path}/chats.db"))
 
 
 @PLACEMENTS
 def test_a_session_that_has_left_is_woken_when_its_run_is_due(
-    make_ray_manager: MakeManager, placement: Placement
+    make_ray_manager: MakeManager, actors: Actors, placement: Placement
 ) -> None:
     manager = make_ray_manager(placement=placement, config=QUICK)
     chat = manager.open("chat")
@@ -72,7 +91,7 @@ def test_a_session_that_has_left_is_woken_when_its_run_is_due(
     eventually(lambda: texts(chat) == ["soon"])
     assert chat.runs()[0].created_at == pytest.approx(soon.occurs_at, abs=10.0)
     later = chat.schedule("later", after_s=4.0)
-    eventually(lambda: has_left(manager, chat))
+    eventually(lambda: actors.has_left(manager, chat.id))
     assert not any("dispatcher" in host.name for host in manager.hosts())
     eventually(lambda: texts(chat) == ["soon", "later"])
     assert later.run_id in [run.run_id for run in chat.runs()] and not chat.schedules().items
@@ -80,7 +99,7 @@ def test_a_session_that_has_left_is_woken_when_its_run_is_due(
 
 @PLACEMENTS
 def test_each_occurrence_begins_one_run_whoever_is_killed(
-    make_ray_manager: MakeManager, ray_session: ModuleType, placement: Placement
+    make_ray_manager: MakeManager, actors: Actors, ray_session: ModuleType, placement: Placement
 ) -> None:
     manager = make_ray_manager(placement=placement)
     chat = manager.open("chat")
@@ -93,7 +112,7 @@ def test_each_occurrence_begins_one_run_whoever_is_killed(
         if number % 2:
             os.kill(process_of(chat.info()), signal.SIGKILL)
         else:
-            ray_session.kill(dispatcher_of(manager), no_restart=False)
+            ray_session.kill(actors.dispatcher(), no_restart=False)
     eventually(lambda: [schedule.key for schedule in chat.schedules()] == ["again"])
     eventually(lambda: chat.schedules().items[0].occurs_at > time.time())
     assert time.monotonic() < began + 60.0, "the next process of the actor waits for no lease"
@@ -118,10 +137,10 @@ time.sleep(600)
 
 
 def test_a_run_begins_though_the_program_that_scheduled_it_is_killed(
-    make_ray_manager: MakeManager, ray_session: ModuleType, tmp_path: Path
+    make_ray_manager: MakeManager, ray_session: ModuleType, tmp_path: Path, namespace: str
 ) -> None:
     reader = make_ray_manager(read_only=True, store=f"sqlite:///{tmp_path}/chats.db")
-    address, namespace = ray_session.get_runtime_context().gcs_address, reader._client.namespace
+    address = ray_session.get_runtime_context().gcs_address
     command = [sys.executable, "-c", SCHEDULING, f"sqlite:///{tmp_path}/chats.db", address, namespace]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -133,42 +152,42 @@ def test_a_run_begins_though_the_program_that_scheduled_it_is_killed(
     eventually(lambda: texts(chat) == ["water the plants"])
 
 
-def test_the_actor_leaves_when_nothing_is_due_and_comes_back(make_ray_manager: MakeManager) -> None:
-    manager = make_ray_manager()
-    client = manager._client
-    chat = manager.open("chat")
-    assert dispatcher_of(manager) is None, "a store without deliveries has none"
-    assert client._place is not None
-    spec = ActorSpec(client._place, *client._setup)
-    short = DispatcherProcess(client.namespace, client.name, Dedicated(), spec, leave_s=1.0)
+def test_the_actor_leaves_when_nothing_is_due_and_comes_back(
+    make_ray_manager: MakeManager, actors: Actors, tmp_path: Path
+) -> None:
+    chat = make_ray_manager().open("chat")
+    assert actors.dispatcher() is None, "a store without deliveries has none"
+    place = StoreSpec(f"sqlite:///{tmp_path}/chats.db", is_local=True)
+    setup = RayRuntime(actors.namespace).setup_of((ScriptedEngine(), SessionConfig(), None, [], None))
+    short = DispatcherProcess(actors.namespace, actors.store_id, Dedicated(), ActorSpec(place, *setup), leave_s=1.0)
     asyncio.run(short.expect())
-    first = dispatcher_of(manager)
+    first = actors.dispatcher()
     chat.schedule("one", after_s=2.5)
     eventually(lambda: texts(chat) == ["one"])
-    assert dispatcher_of(manager) == first
-    eventually(lambda: dispatcher_of(manager) is None)
+    assert actors.dispatcher() == first
+    eventually(lambda: actors.dispatcher() is None)
     chat.schedule("two", after_s=0.2)
     eventually(lambda: texts(chat) == ["one", "two"])
 
 
 def test_a_manager_that_opens_the_store_has_what_waits_carried_out(
-    make_ray_manager: MakeManager, ray_session: ModuleType
+    make_ray_manager: MakeManager, actors: Actors, ray_session: ModuleType
 ) -> None:
     """As after the end of a whole Ray."""
     with make_ray_manager() as manager:
         chat = manager.open("chat")
         chat.schedule("one", after_s=4.0)
-        ray_session.kill(dispatcher_of(manager))
-        ray_session.kill(find_actor(manager._client.namespace, actor_name(manager._client.name, SessionKey("chat"))))
-        eventually(lambda: dispatcher_of(manager) is None)
+        ray_session.kill(actors.dispatcher())
+        ray_session.kill(actors.of_session("chat"))
+        eventually(lambda: actors.dispatcher() is None)
     with make_ray_manager() as manager:
-        eventually(lambda: dispatcher_of(manager) is not None)
+        eventually(lambda: actors.dispatcher() is not None)
         eventually(lambda: texts(manager.get("chat")) == ["one"])
 
 
 @PLACEMENTS
 def test_the_manager_that_has_scheduled_a_run_has_the_engine_of_it(
-    make_ray_manager: MakeManager, placement: Placement
+    make_ray_manager: MakeManager, actors: Actors, placement: Placement
 ) -> None:
     managers = [
         make_ray_manager(placement=placement, config=QUICK, engine=ScriptedEngine(name)) for name in ("a ", "b ")
@@ -176,44 +195,45 @@ def test_the_manager_that_has_scheduled_a_run_has_the_engine_of_it(
     first, second = (manager.open(f"chat-{number}") for number, manager in enumerate(managers))
     first.schedule("one", after_s=4.0)
     second.schedule("two", after_s=4.0)
-    eventually(lambda: has_left(managers[0], first) and has_left(managers[1], second))
+    eventually(lambda: actors.has_left(managers[0], first.id) and actors.has_left(managers[1], second.id))
     eventually(lambda: (texts(first), texts(second)) == (["a one"], ["b two"]))
 
 
 @PLACEMENTS
-def test_a_model_sets_a_reminder_within_a_run(make_ray_manager: MakeManager, placement: Placement) -> None:
+def test_a_model_sets_a_reminder_within_a_run(
+    make_ray_manager: MakeManager, actors: Actors, placement: Placement
+) -> None:
     at = datetime.fromtimestamp(time.time() + 6.0, UTC).isoformat()
     script: list[ScriptedAnswer] = [[("set_reminder", {"text": "Water.", "at": at})], "I will.", "Water the plants!"]
     engine = Script(script, tools=schedule_tools())
     manager = make_ray_manager(placement=placement, config=QUICK, engine=engine)
     chat = manager.open("chat")
     assert chat.run("Remind me.").wait(WAIT_S).text == "I will."
-    assert dispatcher_of(manager) is not None
+    assert actors.dispatcher() is not None
     eventually(lambda: texts(chat) == ["I will.", "Water the plants!"])
 
 
 def test_sessions_of_another_layout_get_what_was_scheduled_before(
-    make_ray_manager: MakeManager, ray_session: ModuleType
+    make_ray_manager: MakeManager, actors: Actors, ray_session: ModuleType
 ) -> None:
     chat = make_ray_manager(placement=Packed(hosts=1), config=QUICK).open("chat")
     chat.schedule("one", after_s=5.0)
     manager = make_ray_manager(placement=Packed(hosts=2), config=QUICK)
     newest = Layout(2, 2)
-    assert find_layouts(manager._client.namespace, manager._client.name)[0] == newest
-    ray_session.kill(dispatcher_of(manager), no_restart=False)
+    assert find_layouts(actors.namespace, actors.store_id)[0] == newest
+    ray_session.kill(actors.dispatcher(), no_restart=False)
     eventually(lambda: texts(manager.get("chat")) == ["one"])
-    assert find_layouts(manager._client.namespace, manager._client.name)[0] == newest
+    assert find_layouts(actors.namespace, actors.store_id)[0] == newest
 
 
 def test_the_actor_starts_sessions_where_the_newest_manager_does(
-    make_ray_manager: MakeManager, ray_session: ModuleType
+    make_ray_manager: MakeManager, actors: Actors, ray_session: ModuleType
 ) -> None:
     make_ray_manager(placement=Dedicated(), config=QUICK).open("chat").schedule("one", after_s=6.0)
     manager = make_ray_manager(placement=Packed(hosts=1))
     chat = manager.get("chat")
-    name = actor_name(manager._client.name, SessionKey("chat"))
-    eventually(lambda: find_actor(manager._client.namespace, name) is None)
-    ray_session.kill(dispatcher_of(manager), no_restart=False)
+    eventually(lambda: actors.of_session("chat") is None)
+    ray_session.kill(actors.dispatcher(), no_restart=False)
     eventually(lambda: texts(chat) == ["one"])
     (host,) = manager.hosts()
     assert host.is_packed and host.load and host.load.sessions == 1

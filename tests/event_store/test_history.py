@@ -8,6 +8,7 @@ import pickle
 import sqlite3
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from stored.open_stores import run_with
+from stored.sql_traffic import traced
 from turnwise.actors.session.state.run_events import turn_key
 from turnwise.errors import (
     ConfigError,
@@ -172,16 +174,17 @@ def test_a_history_of_a_newer_schema_is_refused(tmp_path: Path) -> None:
 def test_each_kind_of_page_uses_its_index(tmp_path: Path) -> None:
     """So that replaying a session, or one run of a long session, takes the time of what is replayed."""
 
-    async def plans(history: SQLHistory) -> list[str]:
+    async def read(history: SQLHistory) -> list[str]:
         await history.append(SessionKey("s"), events_of("s", 2))
-        with history._engine.connect() as connection:
-            bounds = {"session_id": "s", "user_id": "default", "after": 0, "limit": 10, "run_id": "r"}
-            return [
-                str(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {select.text}", select.bind(bounds)).all())
-                for select in (history._page, history._page_of_run)
-            ]
+        statements.clear()
+        await history.events(SessionKey("s"), limit=10)
+        await history.events(SessionKey("s"), run_id="r", limit=10)
+        return [sql for sql in statements if "FROM turnwise_history" in sql]
 
-    plan_of_session, of_run = using(f"sqlite:///{tmp_path}/history.db", plans)
+    with traced() as statements:
+        selects = using(f"sqlite:///{tmp_path}/history.db", read)
+    with closing(sqlite3.connect(tmp_path / "history.db")) as connection:
+        plan_of_session, of_run = (str(connection.execute(f"EXPLAIN QUERY PLAN {sql}").fetchall()) for sql in selects)
     assert (
         "PRIMARY KEY (user_id=? AND session_id=? AND seq>?)" in plan_of_session and "TEMP B-TREE" not in plan_of_session
     )

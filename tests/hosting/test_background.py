@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.state.ownership import Ownership
 from turnwise.errors import CorruptRecordError, StoreError
 from turnwise.memory.conversation.events import TurnNotSaved
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
@@ -49,6 +51,12 @@ def fail_once(target: Any, verb: str, error: BaseException | None = None, *, num
 
     setattr(target, verb, failing)
     return failed
+
+
+@pytest.fixture
+def restored_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions leave as ever after the test."""
+    monkeypatch.setattr(Ownership, "leave", Ownership.leave)
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -175,19 +183,20 @@ def test_a_history_that_raises_an_error_of_its_own_is_caught_up(caplog: pytest.L
             await failed.wait()
         seqs = [event.seq for event in await store.events(SessionKey(SESSION))]
         assert core.state.journal.forwarder
-        await asyncio.wait_for(core.state.journal.forwarder._idle.wait(), 100)
-        assert await history.last_seq(SessionKey(SESSION)) == max(seqs)
+        async with asyncio.timeout(100):
+            while await history.last_seq(SessionKey(SESSION)) != max(seqs):
+                await asyncio.sleep(1)
 
     play(story())
     logged(caplog, "session 'session'", "history", "OSError", "Traceback")
 
 
+@pytest.mark.usefixtures("restored_leave")
 def test_a_process_that_meets_an_error_when_it_leaves_leaves_later(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         host, has_left, _ = await session_host(EchoEngine(), idle_s=0.05)
         await host.call(verbs.info().to(SessionRef(SessionKey("s"))).pickled())
-        assert host._resident
-        failed = fail_once(host._resident.core.ownership, "leave")
+        failed = fail_once(Ownership, "leave")
         await failed.wait()
         assert not has_left.is_set()
         await has_left.wait()
@@ -228,13 +237,14 @@ def test_a_session_that_ray_started_again_is_seen_to_however_often_that_fails(
     logged(caplog, "session 's'", "away")
 
 
+@pytest.mark.usefixtures("restored_leave")
 def test_idle_sessions_leave_a_packed_host_though_one_meets_an_error(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         hosting = Hosting(InMemoryStore(), EchoEngine(), config=SessionConfig(idle_s=4.0))
         await hosting.create("a", "b")
         for name in "ab":
             await hosting.run(name, SECRET, f"run-{name}")
-        fail_once(hosting.host._residents[SessionKey("a")].core.ownership, "leave")
+        fail_once(Ownership, "leave")
         await asyncio.sleep(30)
         assert hosting.host.residents == []
 
@@ -242,13 +252,14 @@ def test_idle_sessions_leave_a_packed_host_though_one_meets_an_error(caplog: pyt
     logged(caplog, "session 'a'", "OSError", "Traceback")
 
 
+@pytest.mark.usefixtures("restored_leave")
 def test_a_host_that_was_followed_leaves_though_a_session_meets_an_error(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         hosting = Hosting(InMemoryStore(), EchoEngine())
         await hosting.create("a", "b")
         for name in "ab":
             await hosting.run(name, SECRET, f"run-{name}")
-        fail_once(hosting.host._residents[SessionKey("a")].core.ownership, "leave")
+        fail_once(Ownership, "leave")
         await hosting.host.retire()
         await asyncio.wait_for(hosting.has_left.wait(), 100)
         assert hosting.host.residents == []
@@ -383,8 +394,8 @@ def test_an_actor_leaves_though_ray_raises_an_error(
         async def is_here(_: Shutdown) -> bool:
             raise OSError("Ray is away")
 
-        leave = Shutdown.__new__(Shutdown)
-        leave._forget, leave._task = forget, None
+        monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(current_actor=None))
+        leave = Shutdown(forget)
         monkeypatch.setattr(Shutdown, "_is_here", is_here)
         monkeypatch.setattr("os._exit", lambda code: exit_code.set_result(f"exit {code}"))
         leave()

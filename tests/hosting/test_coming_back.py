@@ -210,15 +210,14 @@ def failing_resources(history: Callable[[], None]) -> tuple[WorkerResources, lis
 
 async def test_callers_who_try_again_after_a_failure_open_one_store() -> None:
     """The first of two callers who wait for a failed opening begins anew before the second learns of it."""
-    resources, stores = failing_resources(lambda: None)
-    attempts: list[asyncio.Future[None]] = []
+    attempts: list[int] = []
 
-    async def open_once() -> None:
-        attempts.append(asyncio.get_running_loop().create_future())
-        await attempts[-1]
-        resources._opened = resources._open_store(), None
+    def open_history() -> None:
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise StoreError("away")
 
-    resources._open = open_once  # type: ignore[method-assign]
+    resources, stores = failing_resources(open_history)
 
     async def open_again() -> object:
         try:
@@ -227,13 +226,8 @@ async def test_callers_who_try_again_after_a_failure_open_one_store() -> None:
             return await resources.open()
 
     callers = [asyncio.create_task(open_again()) for _ in range(2)]
-    await asyncio.sleep(0.01)
-    attempts[0].set_exception(StoreError("away"))
-    await asyncio.sleep(0.01)
-    for attempt in attempts[1:]:
-        attempt.set_result(None)
     opened = await asyncio.gather(*callers)
-    assert len(attempts) == 2 and opened == [stores[0]] * 2
+    assert len(attempts) == 2 and opened == [stores[1]] * 2
 
 
 async def test_a_store_is_closed_if_the_history_store_cannot_be_opened() -> None:

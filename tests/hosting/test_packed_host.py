@@ -259,7 +259,7 @@ async def test_sessions_that_make_room_at_the_same_time_leave_together(monkeypat
     leaving, gate, leave = list[str](), asyncio.Event(), Ownership.leave
 
     async def leave_later(ownership: Ownership, note: Any = None) -> bool:
-        leaving.append(ownership._state.session_id)
+        leaving.append(ownership._state.session_id)  # noqa: SLF001 - of which session the faulty one is
         await gate.wait()
         return await leave(ownership, note)
 

@@ -18,13 +18,14 @@ from typing import Any
 import pytest
 
 from engines import ScriptedEngine, process_of
+from stored.audit import store_of
 from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.cluster.sharding import find_layouts
 from turnwise.actors.hosting.placement import Dedicated, Packed
-from turnwise.actors.hosting.wire import SessionRef
+from turnwise.actors.hosting.store_spec import store_id_of
 from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.actors.inference.tools.loop import ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
@@ -33,7 +34,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import OverloadedError, RunCancelledError, RunInterruptedError
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.events import RunCompleted, TextDelta
-from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
+from turnwise.memory.conversation.sessions import DEFAULT_USER
 from turnwise.memory.conversation.turns import Turn
 from turnwise.testing.acknowledged import Acknowledged
 from turnwise.testing.audit import audit
@@ -68,7 +69,7 @@ def check(
     """Audit what is in the store, without the sessions."""
 
     async def look() -> None:
-        store = manager._client.open_store()
+        store = store_of(manager)
         (await audit(store, list(names), acknowledged, user_id=user_id)).check()
         await store.close()
 
@@ -76,8 +77,7 @@ def check(
 
 
 def residents(manager: SessionManager, ray: ModuleType, name: str) -> list[str]:
-    host = manager._client.process(SessionRef(SessionKey(name))).actor
-    return [key.session_id for key in ray.get(host.residents.remote())]
+    return [key.session_id for key in ray.get(manager.get(name).actor.residents.remote())]
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -142,7 +142,7 @@ def test_a_host_that_is_killed_under_load_loses_nothing_and_sees_to_its_runs_by_
     assert 0 < len(lost) < len(names)
 
     async def states() -> set[str]:
-        store = manager._client.open_store()
+        store = store_of(manager)
         run_states: set[str] = {(await store.run(execution.run_id)).state for execution in lost}
         await store.close()
         return run_states
@@ -177,7 +177,7 @@ def test_a_run_is_resumed_in_the_next_process_with_its_own_engine(
 
 
 def test_another_number_of_hosts_moves_sessions_without_interrupting_one(
-    make_ray_manager: MakeManager, tmp_path: Path
+    make_ray_manager: MakeManager, tmp_path: Path, namespace: str
 ) -> None:
     """Case 64: each has one owner at every moment."""
     engine = Patient(tmp_path / "enough")
@@ -195,7 +195,8 @@ def test_another_number_of_hosts_moves_sessions_without_interrupting_one(
     assert all(chat.run("from the old manager").wait(WAIT_S).text == "from the old manager" for chat in chats)
     after = {process_of(chat.info()) for chat in chats}
     assert len(after) == 3 and not after & before
-    until(lambda: [layout.hosts for layout in find_layouts(new._client.namespace, new._client.name)] == [3])
+    store_id = store_id_of(namespace, f"sqlite:///{tmp_path}/chats.db")
+    until(lambda: [layout.hosts for layout in find_layouts(namespace, store_id)] == [3])
     check(new, names)
 
 
@@ -274,14 +275,16 @@ def test_a_tool_that_computes_stalls_no_neighbour(make_ray_manager: MakeManager,
     assert grinding.wait(WAIT_S).text == "ground"
 
 
-def test_the_async_family_runs_a_thousand_sessions_at_once(make_ray_manager: MakeManager, tmp_path: Path) -> None:
+def test_the_async_family_runs_a_thousand_sessions_at_once(
+    make_ray_manager: MakeManager, tmp_path: Path, namespace: str
+) -> None:
     """Case 62, by way of one event loop."""
     shown = make_ray_manager(placement=Packed(hosts=2))
     names = [f"chat-{number}" for number in range(500)]
 
     async def talk() -> None:
         settings: dict[str, Any] = {"engine": ScriptedEngine(), "placement": Packed(hosts=2)}
-        url, namespace = f"sqlite:///{tmp_path}/chats.db", shown._client.namespace
+        url = f"sqlite:///{tmp_path}/chats.db"
         async with AsyncSessionManager(url, namespace=namespace, **settings) as manager:
             chats = await asyncio.gather(*map(manager.open, names))
             executions = await asyncio.gather(*(chat.run(chat.id) for chat in chats))
@@ -293,7 +296,7 @@ def test_the_async_family_runs_a_thousand_sessions_at_once(make_ray_manager: Mak
 
 
 def test_a_host_that_is_killed_while_hundreds_ask_at_once_has_each_run_once(
-    make_ray_manager: MakeManager, tmp_path: Path
+    make_ray_manager: MakeManager, tmp_path: Path, namespace: str
 ) -> None:
     """Cases 15 and 63: requests of one batch are sent again one by one, and no caller notices."""
     shown = make_ray_manager(placement=Packed(hosts=2))
@@ -301,7 +304,7 @@ def test_a_host_that_is_killed_while_hundreds_ask_at_once_has_each_run_once(
 
     async def talk() -> None:
         settings: dict[str, Any] = {"engine": ScriptedEngine(), "placement": Packed(hosts=2)}
-        url, namespace = f"sqlite:///{tmp_path}/chats.db", shown._client.namespace
+        url = f"sqlite:///{tmp_path}/chats.db"
         async with AsyncSessionManager(url, namespace=namespace, **settings) as manager:
             chats = await asyncio.gather(*map(manager.open, names))
             victim = process_of(await chats[0].info())

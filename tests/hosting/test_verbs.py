@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -205,32 +203,8 @@ async def test_a_verb_that_reads_changes_nothing_and_activates_nothing(verb: Ver
     assert await world.store.get(REF.key) == before and not core.reads.is_activated
 
 
-def strings_together(path: Path) -> Iterator[tuple[int, set[str]]]:
-    """Yield the line and the texts of each collection that is written down in a file."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.List | ast.Set | ast.Tuple | ast.Dict):
-            members = node.keys if isinstance(node, ast.Dict) else node.elts
-            yield (
-                node.lineno,
-                {node.value for node in members if isinstance(node, ast.Constant) and isinstance(node.value, str)},
-            )
-
-
-def test_no_other_list_of_verbs_is_kept() -> None:
-    for path in ACTORS.rglob("*.py"):
-        for line, texts in strings_together(path):
-            assert len(texts & VERBS.keys()) < 4, f"{path.name}:{line} lists verbs: derive it from their declarations"
-
-
-def test_each_verb_is_used() -> None:
-    used: set[str] = set()
-    for path in [path for room in ("client", "hosting", "in_process") for path in (ACTORS / room).rglob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "verbs":
-                used.add(node.attr)
-    declared = {name for name, value in vars(verbs).items() if isinstance(value, Verb)}
-    assert declared == used, "each verb that is declared has a caller"
-    assert len(declared) == len(VERBS)
+def test_no_two_verbs_have_one_name() -> None:
+    assert len(VERBS) == sum(isinstance(value, Verb) for value in vars(verbs).values())
 
 
 def test_a_verb_says_what_it_does_and_of_which_types_its_arguments_are() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Awaitable, Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -21,7 +22,6 @@ from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
 from turnwise.actors.hosting.placement import Dedicated, InProcess, Packed
-from turnwise.actors.hosting.runtime import SessionProcesses
 from turnwise.actors.hosting.verb_declaration import VerbCall
 from turnwise.actors.hosting.waits import ENDING_S, SLICE_S
 from turnwise.actors.hosting.wire import Message, PackedOutcome, Refused, SessionInfo, SessionRef, Waited
@@ -264,7 +264,7 @@ class Caller:
         self.calls: list[Message] = []
         self.pauses: list[float] = []
         self.client = SessionsClient("namespace", "realm", InProcess())
-        self.client._processes = cast("SessionProcesses", Lookup())
+        self.client.runtime = cast(Any, SimpleNamespace(live_processes=lambda _: Lookup()))
         self.run = ExecutionHandle(self.client, SessionRef(SessionKey("s")), "run", 0)
         monkeypatch.setattr(steps, "call", self.call)
         monkeypatch.setattr(steps, "sleep", self.sleep)

@@ -19,6 +19,7 @@ from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.cluster.actor_names import actor_name, find_actor
+from turnwise.actors.hosting.store_spec import store_id_of
 from turnwise.actors.hosting.waits import SLICE_S
 from turnwise.actors.session.config import SessionConfig
 from turnwise.memory.conversation.sessions import SessionKey
@@ -69,11 +70,11 @@ async def suspended(chat: AsyncSession) -> AsyncExecutionHandle:
 
 
 def test_thousands_of_abandoned_waits_block_no_decision_cancel_or_read(
-    make_ray_manager: Callable[..., SessionManager], ray_session: ModuleType, tmp_path: Path
+    make_ray_manager: Callable[..., SessionManager], ray_session: ModuleType, tmp_path: Path, namespace: str
 ) -> None:
     settings: dict[str, Any] = {"engine": Asking(), "config": SessionConfig(idle_s=1.0)}
     shown = make_ray_manager(**settings)
-    url, namespace = f"sqlite:///{tmp_path}/chats.db", shown._client.namespace
+    url = f"sqlite:///{tmp_path}/chats.db"
 
     async def attack() -> str:
         async with AsyncSessionManager(url, namespace=namespace, **settings) as manager:
@@ -96,7 +97,7 @@ def test_thousands_of_abandoned_waits_block_no_decision_cancel_or_read(
     run_id = asyncio.run(attack())
 
     def has_left() -> bool:
-        return find_actor(namespace, actor_name(shown._client.name, SessionKey("chat"))) is None
+        return find_actor(namespace, actor_name(store_id_of(namespace, url), SessionKey("chat"))) is None
 
     until(has_left, SLICE_S + 20.0)  # a slice, and a busy machine
     pickled = pickle.dumps((url, namespace, run_id)).hex()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from turnwise.http.config import load
 from turnwise.http.server.listening import url_of
 from turnwise.http.server.processes import listen
 from turnwise.memories import ExtractiveMemory, LexicalMemory, StaticMemory
+from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.working.formats import Markdown
+from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.summarize import Summarize
 
 EXAMPLE = Path(__file__).parents[2] / "examples/serve.toml"
@@ -187,7 +190,9 @@ object = "serve_objects:strategy"
     kinds = [type(_memory(table, n, engines, source)) for n, table in enumerate(config.memories)]
     assert kinds == [LexicalMemory, ExtractiveMemory, StaticMemory, StaticMemory]
     notes = _working_memory(config, source)
-    assert notes and notes._per == "user" and isinstance(notes._form, Markdown)
+    store = SQLItems(f"sqlite:///{tmp_path}/notes.db", space="notes")
+    expected = WorkingMemory(store, form=Markdown("# Plan"), per="user")
+    assert pickle.dumps(notes) == pickle.dumps(expected)
     assert overflow_of(config, engines, source) is serve_objects.strategy
 
 

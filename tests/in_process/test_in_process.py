@@ -19,7 +19,6 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from turnwise import AsyncSessionManager, EchoEngine, InProcess, SessionManager
-from turnwise.actors.in_process.hosts import HOSTS
 from turnwise.actors.in_process.runtime import InProcessRuntime
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.inference.openai.engine import OpenAIEngine
@@ -185,15 +184,14 @@ def test_a_run_outlives_its_manager_and_the_next_manager_finds_it(tmp_path: Path
     with SessionManager(url, **settings) as manager:
         chat = manager.open("chat")
         run = chat.run("word " * 40)
-        store_id = manager._client.name
-    assert HOSTS.find(store_id)
+    assert is_open(tmp_path / "a.db")
     with SessionManager(url, **settings) as manager:
         assert manager.get("chat").info().active_run_id == run.run_id
         queued = manager.get("chat").run("next", if_busy="enqueue")
         assert queued.wait(LONG_S).text == "next"
         assert manager.execution(run.run_id).wait(LONG_S).text == "word " * 40
     assert chat.run("after all managers are closed").wait(LONG_S).index == 2
-    eventually(lambda: HOSTS.find(store_id) is None)
+    eventually(lambda: not is_open(tmp_path / "a.db"))
 
 
 def test_managers_of_one_store_share_its_sessions_and_the_last_one_closes_it(tmp_path: Path) -> None:
@@ -205,7 +203,7 @@ def test_managers_of_one_store_share_its_sessions_and_the_last_one_closes_it(tmp
     first.close()
     assert [host.load.sessions for host in second.hosts() if host.load] == [1]
     second.close()
-    assert HOSTS.find(second._client.name) is None
+    assert not is_open(tmp_path / "a.db")
 
 
 def test_a_manager_that_closes_at_once_leaves_nothing_open(tmp_path: Path) -> None:
@@ -234,13 +232,14 @@ def test_a_memory_is_shared_by_equal_settings(tmp_path: Path) -> None:
         return SessionManager("memory://shared", engine=EchoEngine(), memory=memory, placement=InProcess())
 
     with manager() as first, manager() as second:
-        processes = {one._client.memories[0].memory.process for one in (first, second)}  # type: ignore[attr-defined]
-        assert len(processes) == 1
         chat = first.open("chat", user_id="ada")
         chat.run("The heron stands in the reeds.").wait()
         chat.memory.wait()
         other = second.open("other", user_id="ada")
+        assert chat.memory.recall("heron")
+        opened = open_files().count(str(tmp_path / "facts.db"))
         assert [item.text for item in other.memory.recall("heron")]
+        assert opened and open_files().count(str(tmp_path / "facts.db")) == opened
 
 
 async def test_a_note_is_read_by_the_manager_and_its_sessions(tmp_path: Path) -> None:
@@ -269,7 +268,12 @@ def test_no_file_of_notes_stays_open(tmp_path: Path) -> None:
 
 
 def is_open(path: Path) -> bool:
-    return str(path) in [file.path for file in psutil.Process().open_files()]
+    return str(path) in open_files()
+
+
+def open_files() -> list[str]:
+    """Return the paths of the files that this process has open, as often as it has."""
+    return [file.path for file in psutil.Process().open_files()]
 
 
 def test_a_caller_that_goes_away_leaves_no_error_behind(caplog: pytest.LogCaptureFixture) -> None:

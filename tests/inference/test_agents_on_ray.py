@@ -73,7 +73,7 @@ class Bench:
     def __init__(self, make_manager: Callable[..., SessionManager], provider: LocalProvider, path: Path) -> None:
         self.provider = provider
         self.labels = {"notes": str(path)}
-        self._make_manager = make_manager
+        self.make_manager = make_manager
         self._path = path
 
     def engine(
@@ -92,7 +92,7 @@ class Bench:
         chosen: dict[str, Any] = {"config": SessionConfig(**(config or {}))}
         if placement:
             chosen["placement"] = placement
-        return self._make_manager(engine=self.engine(*tools, **settings), **chosen)
+        return self.make_manager(engine=self.engine(*tools, **settings), **chosen)
 
     def notes(self) -> list[str]:
         return self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
@@ -323,7 +323,7 @@ def test_a_run_killed_in_a_tool_continues_after_its_last_result(ray_bench: Bench
 def test_a_resumed_run_forces_a_call_only_in_its_first_step(ray_bench: Bench, api: str, placement: Placement) -> None:
     config = SessionConfig(on_lost="resume")
     engine = ray_bench.engine(search, api=api, temperature=1.0)
-    manager = ray_bench._make_manager(engine=engine, config=config, placement=placement)
+    manager = ray_bench.make_manager(engine=engine, config=config, placement=placement)
     chat = manager.open("chat", model="large", params={"temperature": 0.25, "metadata": {"team": "blue"}})
     assert manager.open("chat", params={"temperature": 0.75}).info().session.params["temperature"] == 0.25
     before = len(ray_bench.provider.requests)
@@ -389,7 +389,7 @@ sys.stdin.read()
 
 
 def test_a_run_waits_for_approval_without_its_process_and_without_its_caller(
-    ray_bench: Bench, ray_session: ModuleType, tmp_path: Path
+    ray_bench: Bench, ray_session: ModuleType, tmp_path: Path, namespace: str
 ) -> None:
     """Approvals survive the caller's exit and the session's idle time; the call is made once, with edited arguments."""
     config = SessionConfig(idle_s=0.5)
@@ -397,7 +397,7 @@ def test_a_run_waits_for_approval_without_its_process_and_without_its_caller(
     watcher = ray_bench.manager(note, pay, config={"idle_s": 0.5})
     address, store = ray_session.get_runtime_context().gcs_address, f"sqlite:///{tmp_path}/chats.db"
     packed = pickle.dumps((engine, config)).hex()
-    asker = python(ASK, address, store, watcher._client.namespace, packed, ray_bench.labels["notes"], stdin=-1)
+    asker = python(ASK, address, store, namespace, packed, ray_bench.labels["notes"], stdin=-1)
     assert asker.stdout and asker.stdin
     run_id, queued_id = asker.stdout.readline().split()
     run = watcher.execution(run_id)
@@ -500,7 +500,7 @@ asyncio.run(main())
 
 
 def test_another_process_can_provide_the_result_of_a_call(
-    ray_bench: Bench, ray_session: ModuleType, tmp_path: Path
+    ray_bench: Bench, ray_session: ModuleType, tmp_path: Path, namespace: str
 ) -> None:
     manager = ray_bench.manager(driver, api="responses")
     calls: agent_tools.Calls = [("driver", {"question": "when?"}), ("driver", {"question": "where?"})]
@@ -510,7 +510,7 @@ def test_another_process_can_provide_the_result_of_a_call(
     with pytest.raises(InvalidInputError, match="provide"):
         run.approve(first.call_id)
     address = ray_session.get_runtime_context().gcs_address
-    provider_process = python(PROVIDE, address, f"sqlite:///{tmp_path}/chats.db", manager._client.namespace, run.run_id)
+    provider_process = python(PROVIDE, address, f"sqlite:///{tmp_path}/chats.db", namespace, run.run_id)
     refused, answer = provider_process.communicate(timeout=WAIT_S)[0].splitlines()
     assert "the image (image/png): its data is not base64" in refused and answer == "thanks"
     turn = run.wait(WAIT_S)
@@ -525,7 +525,7 @@ def test_another_process_can_provide_the_result_of_a_call(
 
 @pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
 def test_edited_arguments_are_checked_after_a_restart(ray_bench: Bench, placement: Placement) -> None:
-    manager = ray_bench._make_manager(engine=ray_bench.engine(pay), placement=placement)
+    manager = ray_bench.make_manager(engine=ray_bench.engine(pay), placement=placement)
     chat = manager.open("chat")
     run = chat.run(prompt([("pay", {"euros": 800})], "paid"), labels=ray_bench.labels)
     (call,) = awaited(run)
@@ -540,11 +540,9 @@ def test_edited_arguments_are_checked_after_a_restart(ray_bench: Bench, placemen
     audit(manager, "chat")
 
 
-def test_async_handles_can_approve_and_reject(ray_bench: Bench, tmp_path: Path) -> None:
-    manager = ray_bench.manager()
-
+def test_async_handles_can_approve_and_reject(ray_bench: Bench, tmp_path: Path, namespace: str) -> None:
     async def story() -> None:
-        settings: Any = {"engine": ray_bench.engine(pay, driver), "namespace": manager._client.namespace}
+        settings: Any = {"engine": ray_bench.engine(pay, driver), "namespace": namespace}
         async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as opened:
             chat = await opened.open("chat")
             calls: agent_tools.Calls = [("pay", {"euros": 8}), ("pay", {"euros": 9}), ("driver", {})]

@@ -75,7 +75,7 @@ def test_a_run_that_is_killed_between_retries_continues_with_the_same_type(make_
 
 
 def test_both_families_return_instances_and_partial_objects_and_refuse_invalid_types(
-    make_ray_manager: MakeManager, tmp_path: Path
+    make_ray_manager: MakeManager, tmp_path: Path, namespace: str
 ) -> None:
     with QuirkServer(says(PARIS)) as server:
         manager = make_ray_manager(engine=engine_at(server))
@@ -93,7 +93,7 @@ def test_both_families_return_instances_and_partial_objects_and_refuse_invalid_t
 
     async def story() -> None:
         with QuirkServer(says(MINUS), says(PARIS)) as server:
-            settings: Any = {"engine": engine_at(server), "namespace": manager._client.namespace}
+            settings: Any = {"engine": engine_at(server), "namespace": namespace}
             async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as opened:
                 second_session = await opened.open("another")
                 run = await second_session.run("What of Paris?", output=Place)

@@ -262,7 +262,7 @@ def test_any_parameters_are_refused_by_name_or_can_be_stored_and_sent(passed: di
     assert check_params("params", stored) == checked
     for api in HEALTHY:
         engine = OpenAIEngine("local", api=api, tools=[look])  # type: ignore[arg-type]
-        api_of_engine = engine._api((), "", "")
+        api_of_engine = engine._api((), "", "")  # noqa: SLF001 - the bodies of requests, without requests
         api_of_run = api_of_engine.of_run(
             api_of_engine.settings.of_run("local", merged({}, checked), is_later_step=False)
         )

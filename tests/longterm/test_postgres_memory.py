@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from ray import cloudpickle
 
 from stored.open_stores import closing
+from stored.sql_traffic import listening
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.longterm import conformance as contract
 from turnwise.memory.longterm.base import MemoryItem, Scope, is_local, trouble_of
@@ -171,8 +172,11 @@ async def test_the_error_of_a_connection_that_is_ended_says_what_ended_it(databa
     def end(connection: sa.Connection) -> None:
         connection.connection.cursor().execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
-    with pytest.raises(StoreError, match="terminating connection due to administrator command"):
-        await items._write(end)
+    with (
+        listening("commit", end),
+        pytest.raises(StoreError, match="terminating connection due to administrator command"),
+    ):
+        await items.count()
     assert await items.count() == 0
     await items.close()
 

@@ -22,7 +22,7 @@ from memories.memory_engines import SteeredEmbedding
 from memories.memory_manager import WAIT_S, Chroma, House, answering, say, sections, told
 from scale import share
 from turnwise.actors.client.blocking.session import Session
-from turnwise.actors.cluster.calls import local_calls
+from turnwise.actors.cluster.calls.local_calls import _BY_LOOP
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.events import MemoryBehind, MemoryCaughtUp, MemoryDegraded, MemoryFailed
@@ -291,7 +291,7 @@ async def test_recalls_go_over_a_socket_and_by_ray_while_the_memorys_process_is_
         """Recall until that goes over the socket; return the id of the process that answers."""
         while True:
             await recall()
-            connections = local_calls._BY_LOOP[asyncio.get_running_loop()]._by_actor.values()
+            connections = _BY_LOOP[asyncio.get_running_loop()].all()
             if pids := [connection.peer_pid for connection in connections if connection.is_open]:
                 return pids[0]
             await asyncio.sleep(0.05)

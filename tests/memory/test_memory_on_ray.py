@@ -168,7 +168,7 @@ def test_a_pin_holds_in_every_process_and_for_its_user_only(make_manager: MakeMa
 
 
 async def test_the_async_family_changes_and_pins_what_the_other_has_saved(
-    make_ray_manager: MakeManager, tmp_path: Path
+    make_ray_manager: MakeManager, tmp_path: Path, namespace: str
 ) -> None:
     settings: dict[str, Any] = {
         "engine": Mirror(),
@@ -178,7 +178,7 @@ async def test_the_async_family_changes_and_pins_what_the_other_has_saved(
     manager = make_ray_manager(**settings)
     item_id = manager.open("c", user_id="ada").memory.save("Folds paper cranes.", type=MemoryType.SKILL, name="Origami")
 
-    settings["namespace"] = manager._client.namespace
+    settings["namespace"] = namespace
     async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as opened:
         chat = await opened.open("d", user_id="ada")
 

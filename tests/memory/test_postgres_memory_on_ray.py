@@ -22,7 +22,7 @@ def test_what_was_remembered_survives_its_process_on_whichever_node(ray_session:
     async def use() -> None:
         memory = VectorMemory(database, embedding=HashEmbedding(64))
         process = MemoryActorProcess(memory, NAMESPACE)
-        assert not process._is_local
+        assert not memory.is_local
         remote = RemoteMemory(memory, process, recall_s=60.0)
         await remote.remember(ANN, [MemoryItem(id="1", text="Her cousin Odile grows dates in Marrakesh.")])
         actor: Any = ray_session.get_actor(process.actor_name, namespace=NAMESPACE)

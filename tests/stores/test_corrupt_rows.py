@@ -227,13 +227,15 @@ def test_a_damaged_record_in_redis_is_named_but_not_quoted_and_blocks_nothing_el
     check_quiet(None, caplog.text)
 
 
-def damage_runs(store: SessionStore, redis: Any) -> None:
-    """Damage all stored runs."""
+def damage_runs(store: SessionStore, redis: Any, url: str = "") -> None:
+    """Damage all stored runs; of an SQL store by its URL."""
     if isinstance(store, SQLStore):
-        with store._engine.begin() as connection:
+        engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+        with engine.begin() as connection:
             connection.execute(sa.text("UPDATE turnwise_runs SET labels = '[1', calls = '[1'"))
+        engine.dispose()
     elif isinstance(store, InMemoryStore):
-        for row in store._rows.values():
+        for row in store._rows.values():  # noqa: SLF001 - to damage them
             row.runs = {name: replace(run, labels=freeze({SEALED: "tw1:cut off"})) for name, run in row.runs.items()}
     else:
         for key in redis.scan_iter("*:runs", _type="zset"):
@@ -250,16 +252,17 @@ async def test_a_damaged_run_looks_missing_to_other_users(
     """By its id, in another session, and as the parent of a run."""
     redis = request.getfixturevalue("redis_server").client if kind == "redis" else None
     inner: SessionStore = InMemoryStore()
+    url = request.getfixturevalue("database") if kind == "postgresql" else f"sqlite:///{tmp_path}/s.db"
     if redis:
         inner = RedisStore(request.getfixturevalue("redis_url"))
     elif kind != "memory":
-        inner = SQLStore(f"sqlite:///{tmp_path}/s.db" if kind == "sqlite" else request.getfixturevalue("database"))
+        inner = SQLStore(url)
     keys = {name: os.urandom(32) for name in ("ada", "bob")}
     store: SessionStore = EncryptedStore(inner, Encryption(keys.__getitem__)) if encrypted else inner
     await talk(store, "s")
     await store.create(SessionRecord(session_id="s", user_id="bob"))
     core = SessionCore(SessionKey("s", "bob"), store, ScriptedEngine())
-    damage_runs(inner, redis)
+    damage_runs(inner, redis, url)
     if kind != "memory" or encrypted:  # a store in memory has no text that could be damaged
         with pytest.raises((CorruptRecordError, EncryptionError)):
             await store.run("run of s", "ada")
@@ -284,7 +287,7 @@ async def test_a_manager_tells_nobody_of_another_users_damaged_run(tmp_path: Pat
     url = f"sqlite:///{tmp_path}/s.db"
     async with closing(SQLStore(url)) as store:
         await talk(store, "s")
-        damage_runs(store, None)
+        damage_runs(store, None, url)
     async with AsyncSessionManager(url, engine=ScriptedEngine(), read_only=True) as manager:
         with pytest.raises(CorruptRecordError):
             await manager.execution("run of s", user_id="ada")
@@ -298,14 +301,14 @@ def test_a_damaged_item_of_a_memory_is_not_quoted_and_its_user_can_be_forgotten(
     items = [MemoryItem(id=name, text=f"{SECRET} {name}", source=source) for name in ("one", "two")]
     url = f"sqlite:///{tmp_path}/memory.db"
 
-    async def use(memory: Any, store: SQLItems, column: str, ids: list[str] | None) -> None:
+    async def use(memory: Any, store: SQLItems, space: str, column: str, ids: list[str] | None) -> None:
         await memory.remember(scope, items)
         await memory.remember(Scope(user_id="bob"), items)
         with contextlib.closing(sqlite3.connect(tmp_path / "memory.db")) as connection, connection:
             new = DAMAGES[damage].format(column)
             of_ada = "owner = (SELECT owner FROM turnwise_item_owners WHERE space = ? AND user_id = 'ada')"
             update = f"UPDATE turnwise_items SET {column} = {new} WHERE id = 'one' AND {of_ada}"
-            assert connection.execute(update, (store._space,)).rowcount == 1
+            assert connection.execute(update, (space,)).rowcount == 1
         connection.close()
         with pytest.raises(StoreError) as raised:
             await memory.recall(scope, f"{SECRET} one", limit=5)
@@ -322,10 +325,12 @@ def test_a_damaged_item_of_a_memory_is_not_quoted_and_its_user_can_be_forgotten(
 
     for number, column in enumerate(("text", "id") if damage == "not UTF-8" else ("spans",)):
         for ids in [None] if column == "id" else [None, ["one"]]:
-            store = SQLItems(url, space=f"lexical-{number}-{bool(ids)}")
-            asyncio.run(use(LexicalMemory(store), store, column, ids))
-            store = SQLItems(url, space=f"vectors-{number}-{bool(ids)}")
-            asyncio.run(use(VectorMemory(store, embedding=None), store, column, ids))
+            space = f"lexical-{number}-{bool(ids)}"
+            store = SQLItems(url, space=space)
+            asyncio.run(use(LexicalMemory(store), store, space, column, ids))
+            space = f"vectors-{number}-{bool(ids)}"
+            store = SQLItems(url, space=space)
+            asyncio.run(use(VectorMemory(store, embedding=None), store, space, column, ids))
 
     async def note() -> None:
         notes = WorkingMemory(url, per="user")

@@ -10,10 +10,11 @@ from typing import Any
 
 import psycopg
 import pytest
-from test_group_commit import busy
+import sqlalchemy as sa
 
 from servers.redis_server import RedisServer
 from stored.open_stores import closing
+from stored.sql_traffic import busy, listening
 from turnwise.adapters.langgraph.checkpoints import Commit as CheckpointCommit, Row, Space
 from turnwise.adapters.langgraph.checkpoints_sql import SQLCheckpoints
 from turnwise.adapters.langgraph.items import Batch
@@ -43,6 +44,7 @@ from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.encrypted.store import EncryptedStore
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.redis.store import RedisStore
+from turnwise.memory.stores.sql.sqlite_file import SQLiteFile
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.values.frozen_json import FrozenDict
 
@@ -463,25 +465,30 @@ async def test_an_encrypted_activation_returns_the_state_that_it_has_taken(by: s
     )
 
 
-async def test_work_whose_shared_commit_got_no_answer_is_not_done_again(tmp_path: Path) -> None:
+async def test_work_whose_shared_commit_got_no_answer_is_not_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The call may have stored the session: a second call would then report that the session exists."""
     async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db")) as store:
         await store.create(a_session("s"))
-        check, are_lost = store._check_after, [True]
+        check, committed = SQLiteFile.check, list[object]()
 
-        def lose_answer() -> None:
-            if are_lost:
-                are_lost.clear()
+        def lose_answer(file: SQLiteFile) -> None:
+            if committed:
+                committed.clear()
                 raise StoreError("store: the answer to COMMIT is lost")
-            check()
+            check(file)
 
-        with busy(store):
-            verbs = [
-                asyncio.create_task(verb) for verb in (store.create(a_session("new")), store.activate(SessionKey("s")))
-            ]
-            await asyncio.sleep(0)
-            store._check_after = lose_answer  # type: ignore[method-assign]
-        outcomes = await asyncio.gather(*verbs, return_exceptions=True)
-        store._check_after = check  # type: ignore[method-assign]
+        def note_commit(connection: sa.Connection) -> None:
+            if not connection.get_execution_options().get("turnwise_read"):
+                committed.append(connection)
+
+        monkeypatch.setattr(SQLiteFile, "check", lose_answer)
+        with listening("commit", note_commit):
+            async with busy(store):
+                calls = (store.create(a_session("new")), store.activate(SessionKey("s")))
+                verbs = [asyncio.create_task(call) for call in calls]
+                await asyncio.sleep(0)
+            outcomes = await asyncio.gather(*verbs, return_exceptions=True)
         assert ["is lost" in str(outcome) for outcome in outcomes] == [True, True]
         assert (await store.get(SessionKey("new"))).epoch == 0 and (await store.get(SessionKey("s"))).epoch == 1

@@ -22,7 +22,8 @@ from processes.forks import Fork
 from processes.packed_hosts import OpenResources
 from scale import share
 from servers.postgres_server import PostgresServer
-from stored.open_stores import own
+from stored.open_stores import own, run_with
+from stored.sql_traffic import Write, around_commits, driver_connections, listening
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
 from turnwise.actors.hosting.wire import SessionRef
@@ -122,13 +123,13 @@ async def test_a_call_to_a_server_that_freezes_during_a_transaction_fails_in_tim
     store = SQLStore(postgres_server.url(statement_timeout=1000))
     await own(store)
 
-    def work(connection: sa.Connection) -> None:
+    def freeze(connection: sa.Connection) -> None:
         connection.exec_driver_sql("UPDATE turnwise_sessions SET epoch = 9")
         with postgres_server.frozen():
             connection.exec_driver_sql("SELECT 1")
 
-    with pytest.raises(StoreError, match=r"no answer for 1\.5 s; is it reachable"):
-        await store._write(work)
+    with listening("commit", freeze), pytest.raises(StoreError, match=r"no answer for 1\.5 s; is it reachable"):
+        await store.delete(SessionKey("s"))
     assert (await store.get(SessionKey("s"))).epoch == 1
     await store.close()
 
@@ -154,7 +155,7 @@ async def test_calls_that_wait_for_a_lock_fail_in_time(lock: str, postgres_serve
 
 
 async def test_an_owner_frozen_during_a_transaction_does_not_block_the_next_owner(
-    postgres_server: PostgresServer,
+    postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Case 64: the server ends that transaction, so the next owner has the session, and nothing of it is written."""
 
@@ -162,15 +163,14 @@ async def test_an_owner_frozen_during_a_transaction_does_not_block_the_next_owne
     frozen, next_one = SQLStore(url, lock_timeout_s=1.0), SQLStore(url)
     session = await own(frozen)
     is_inside, goes_on = threading.Event(), threading.Event()
-    write = frozen._commits.write
 
-    def freeze(cursor: Any, group: Any) -> Any:
-        outcomes = write(cursor, group)
+    def freeze(write: Write, *_: object) -> Any:
+        outcomes = write()
         is_inside.set()
         goes_on.wait(BOUND_S)
         return outcomes
 
-    frozen._commits.write = freeze  # type: ignore[method-assign]
+    around_commits(monkeypatch, freeze)
     late = asyncio.create_task(frozen.commit(SessionKey("s"), 1, whole_turn(session, 0)))
     await asyncio.to_thread(is_inside.wait, BOUND_S)
     assert (await next_one.activate(SessionKey("s"))).session.epoch == 2
@@ -184,13 +184,18 @@ async def test_an_owner_frozen_during_a_transaction_does_not_block_the_next_owne
 
 def settings_of(store: SQLStore) -> tuple[list[str], float | None]:
     """Return the timeouts of a connection, and after how much silence it is given up."""
-    with store._engine.connect() as connection:
-        names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
-        timeouts = [str(connection.exec_driver_sql(f"SHOW {name}").scalar()) for name in names]
-        driver: Any = connection.connection.dbapi_connection
-        silence_s = driver.silence_s
-    store._engine.dispose()
-    return timeouts, silence_s
+    names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
+    timeouts: list[str] = []
+
+    async def read(store: SQLStore) -> float | None:
+        await store.count()
+        timeouts.extend(connections[-1].execute(f"SHOW {name}").fetchone()[0] for name in names)
+        silence_s: float | None = connections[-1].silence_s
+        connections[-1].rollback()
+        return silence_s
+
+    with driver_connections() as connections:
+        return timeouts, run_with(store, read)
 
 
 def test_timeouts_set_by_the_server_or_the_url_are_kept(postgres_server: PostgresServer) -> None:
@@ -201,6 +206,11 @@ def test_timeouts_set_by_the_server_or_the_url_are_kept(postgres_server: Postgre
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f'ALTER DATABASE "{connection.info.dbname}" SET statement_timeout = 0'.encode())
     assert settings_of(SQLStore(url)) == (["0", "30s", "30s", "1min"], None)
+
+
+class Readable(SQLDatabase):
+    async def read(self, work: Callable[[sa.Connection], Any]) -> Any:
+        return await self._read(work)
 
 
 async def test_a_migration_has_no_time_limit(postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,8 +230,8 @@ async def test_a_migration_has_no_time_limit(postgres_server: PostgresServer, mo
     for version, migrations in ((1, {}), (2, {1: steps})):
         patience.clear()
         schema = Schema(name="things", version=version, tables=sa.MetaData(), migrations=migrations)
-        database = SQLDatabase(url, schema, lock_timeout_s=30.0, connections=1)
-        settings = await database._read(
+        database = Readable(url, schema, lock_timeout_s=30.0, connections=1)
+        settings = await database.read(
             lambda connection: connection.execute(
                 sa.text("SELECT name, setting FROM pg_settings WHERE name IN :names").bindparams(
                     sa.bindparam("names", names, expanding=True)
@@ -238,26 +248,20 @@ async def test_a_migration_has_no_time_limit(postgres_server: PostgresServer, mo
 # SQLite
 
 
-def limit_pages(store: SQLStore, count: int) -> None:
-    """Let the file have no more than `count` pages, as a disk that is full."""
-    pooled: Any = store._engine.raw_connection()
-    for connection in (store._writer, pooled.driver_connection):
-        connection.execute(f"PRAGMA max_page_count = {count}")
-    pooled.close()
-
-
-async def test_sessions_on_a_full_disk_can_be_read_and_continue_when_there_is_space(tmp_path: Path) -> None:
+async def test_sessions_on_a_full_disk_can_be_read_and_continue_when_there_is_space(
+    tmp_path: Path, limit_pages: Callable[[int], None]
+) -> None:
     store = SQLStore(f"sqlite:///{tmp_path}/store.db")
     await store.create(SessionRecord(session_id="s"))
     core = SessionCore(SessionKey("s"), store, ScriptedEngine(), SessionConfig(store_retry_s=0.0))
     first = await core.admission.start(["hello"], run_id="first")
     await core.reads.wait(first.run_id)
-    limit_pages(store, 1)
+    limit_pages(1)
     with pytest.raises(StoreError, match=r"store\.db: database or disk is full; free space on its disk") as error:
         await core.admission.start(["long " * 20_000], run_id="long")
     assert "nothing was written" in str(error.value)
     assert [turn.text for turn in await core.reads.turns()] == ["hello"]
-    limit_pages(store, 2**30)
+    limit_pages(2**30)
     await core.admission.start(["and on " * 20_000], run_id="next")
     outcome = await core.reads.wait("next")
     assert outcome.run.state == "completed"
@@ -365,16 +369,17 @@ async def test_a_deleted_or_replaced_file_is_refused_until_it_is_restored(damage
     await store.close()
 
 
-async def test_a_commit_to_a_file_that_is_deleted_meanwhile_is_not_acknowledged(filled: Path) -> None:
+async def test_a_commit_to_a_file_that_is_deleted_meanwhile_is_not_acknowledged(
+    filled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = SQLStore(f"sqlite:///{filled}")
     session = await store.get(SessionKey("s"))
-    write = store._commits.write
 
-    def unlink(cursor: Any, group: Any) -> Any:
+    def unlink(write: Write, *_: object) -> Any:
         filled.unlink()
-        return write(cursor, group)
+        return write()
 
-    store._commits.write = unlink  # type: ignore[method-assign]
+    around_commits(monkeypatch, unlink)
     with pytest.raises(StoreError, match="database file was deleted"):
         await store.commit(SessionKey("s"), 1, whole_turn(session, 40))
     await store.close()
@@ -503,8 +508,9 @@ async def test_an_idle_process_that_cannot_reach_its_store_exits_when_the_store_
         SessionKey("s"), resources, max_waits=10, node_id="here", leave=has_left.set, save_override=keep_nothing
     )
     await host.call(verbs.info().to(SessionRef(SessionKey("s"))).pickled())
-    assert host._resident
-    core, commit_tried = host._resident.core, asyncio.Event()
+    resident, commit_tried = host._resident, asyncio.Event()  # noqa: SLF001 - has it commit something as it leaves
+    assert resident
+    core = resident.core
 
     async def store_mark() -> None:
         commit_tried.set()

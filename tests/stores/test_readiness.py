@@ -3,18 +3,19 @@
 import asyncio
 import resource
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import psycopg
 import pytest
 from test_failed_verbs import ON_SQL
-from test_outages import limit_pages
 from test_sql_store import whole_turn
 
 from processes.forks import Fork
 from servers.redis_server import RedisServer
 from stored.open_stores import closing
+from stored.sql_traffic import Write, around_commits
 from turnwise.errors import StoreClosedError, StoreError
 from turnwise.http.health import Readiness
 from turnwise.http.service import Service
@@ -46,11 +47,11 @@ async def test_a_check_for_writes_leaves_nothing_and_refuses_a_closed_store(stor
         await store.try_writing()
 
 
-async def fill_up(store: SQLStore) -> None:
+async def fill_up(store: SQLStore, limit_pages: Callable[[int], None]) -> None:
     """Do not let a SQLite file grow, and fill the free space in its pages."""
     owner = await own(store, "t")
     await owner.commit("first")
-    limit_pages(store, 1)
+    limit_pages(1)
 
     async def use_what_is_left() -> None:
         while True:
@@ -60,14 +61,16 @@ async def fill_up(store: SQLStore) -> None:
         await use_what_is_left()
 
 
-async def test_a_full_sqlite_file_is_not_writable_until_there_is_space(tmp_path: Path) -> None:
+async def test_a_full_sqlite_file_is_not_writable_until_there_is_space(
+    tmp_path: Path, limit_pages: Callable[[int], None]
+) -> None:
     async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db")) as store:
         await eventful(store)
         await store.try_writing()
-        await fill_up(store)
+        await fill_up(store, limit_pages)
         with pytest.raises(StoreError, match="database or disk is full; free space on its disk"):
             await store.try_writing()
-        limit_pages(store, 2**30)
+        limit_pages(2**30)
         await store.try_writing()
 
 
@@ -110,7 +113,7 @@ async def test_a_postgresql_that_only_reads_is_not_writable(database: str) -> No
         with psycopg.connect(database, autocommit=True) as connection:
             name = connection.info.dbname
             connection.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on'.encode())
-        store._engine.dispose()
+    async with closing(SQLStore(database)) as store:
         assert await store.count() == 1
         with pytest.raises(StoreError, match="it is read-only"):
             await store.try_writing()
@@ -193,16 +196,17 @@ async def test_a_log_of_sqlites_that_goes_while_it_is_open_is_noticed(
         await next(iter(verbs.values()))()
 
 
-async def test_a_commit_whose_log_is_deleted_meanwhile_is_not_acknowledged(tmp_path: Path) -> None:
+async def test_a_commit_whose_log_is_deleted_meanwhile_is_not_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db")) as store:
         owner = await eventful(store)
-        write = store._commits.write
 
-        def unlink(cursor: Any, group: Any) -> Any:
+        def unlink(write: Write, *_: object) -> Any:
             (tmp_path / "store.db-wal").unlink()
-            return write(cursor, group)
+            return write()
 
-        store._commits.write = unlink  # type: ignore[method-assign]
+        around_commits(monkeypatch, unlink)
         with pytest.raises(StoreError, match=r"log \(-wal\) was deleted"):
             await store.commit(SessionKey("s"), 1, of_everything(owner))
 

@@ -821,8 +821,11 @@ async def test_on_a_cluster_each_method_uses_one_node(own_server: OwnServer) -> 
 async def test_stores_with_different_prefixes_share_no_data_and_pickle_as_their_settings(
     redis_url: str,
 ) -> None:
-    stores = [RedisStore(redis_url), pickle.loads(pickle.dumps(RedisStore(redis_url, prefix="p", timeout_s=3.0)))]
-    assert stores[1]._settings == {"url": redis_url, "prefix": "p", "timeout_s": 3.0, "connections": 8}
+    plain, set_up = RedisStore(redis_url), RedisStore(redis_url, prefix="p", timeout_s=3.0)
+    stores = [plain, pickle.loads(pickle.dumps(set_up))]
+    assert pickle.dumps(stores[1]) == pickle.dumps(set_up)
+    others = ({"timeout_s": 3.0}, {"prefix": "p"}, {"prefix": "p", "timeout_s": 3.0, "connections": 2})
+    assert pickle.dumps(set_up) not in [pickle.dumps(RedisStore(redis_url, **other)) for other in others]
     assert repr(stores[1]) == f"RedisStore({redis_url!r})"
     for index, store in enumerate(stores):
         await store.create(a_session("s", title=f"{index}"))

@@ -4,7 +4,7 @@ import asyncio
 import random
 import sqlite3
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -18,6 +18,7 @@ from sqlalchemy import create_engine
 from processes.forks import Fork
 from scale import share
 from stored.open_stores import closing, own, run_with
+from stored.sql_traffic import driver_connections, traced
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
@@ -162,13 +163,15 @@ def filled(url: str, tmp_path: Path) -> Path:
 def test_commits_are_on_disk_before_they_return(url: str) -> None:
     """WAL alone would lose the last commits with the power: synchronous must be FULL (2)."""
 
-    async def pragmas(store: SQLStore) -> list[object]:
-        await store.count()
-        with store._engine.connect() as connection:
-            names = ("journal_mode", "synchronous", "busy_timeout")
-            return [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in names]
+    names = ("journal_mode", "synchronous", "busy_timeout")
 
-    assert using(url, pragmas) == ["wal", 2, 30_000]
+    async def pragmas(store: SQLStore) -> list[list[object]]:
+        await own(store)
+        return [[connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names] for connection in connections]
+
+    with driver_connections() as connections:
+        settings = using(url, pragmas)
+    assert ["wal", 2, 30_000] in settings and all(setting[:2] == ["wal", 2] for setting in settings)
 
 
 def test_all_that_open_a_new_file_at_once_get_it(tmp_path: Path) -> None:
@@ -223,24 +226,25 @@ def test_a_turn_takes_at_most_twice_its_text_and_a_constant_number_of_rows(url: 
     words = random.Random(0)
     prompts = ["".join(words.choices("abcdefghijklmnopqrstuvwxyz     ", k=499)) + "." for _ in range(share(2000, 4))]
 
+    def changes() -> int:
+        return sum(connection.total_changes for connection in connections)
+
     async def talk(store: SQLStore) -> list[int]:
         await store.create(SessionRecord(session_id="s"))
         core = SessionCore(SessionKey("s"), store, EchoEngine(), SessionConfig())
         await core.transactor.activate()
-        connection = store._engine.raw_connection()
-        database: Any = connection.driver_connection
-        connection.close()
-        rows = [database.total_changes]
+        rows = [changes()]
         for number, prompt in enumerate(prompts):
             run = await core.admission.start([prompt], run_id=f"{number:024}")
             outcome = await core.reads.wait(run.run_id)
             assert outcome.turn and outcome.turn.text == prompt
-            rows.append(database.total_changes)
+            rows.append(changes())
         return [after - before for before, after in pairwise(rows)]
 
     using(url, count)
     empty = (tmp_path / "store.db").stat().st_size
-    rows = using(url, talk)
+    with driver_connections() as connections:
+        rows = using(url, talk)
     assert 0 < rows[-1] <= rows[9]
     connection = sqlite3.connect(tmp_path / "store.db")
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -322,19 +326,26 @@ def test_a_statement_is_compiled_at_its_first_use(tmp_path: Path) -> None:
 def test_unsettled_and_expired_sessions_are_found_by_an_index(filled: Path) -> None:
     """By the partial indexes: ended runs and sessions without expiry are not read."""
 
-    async def plans(store: SQLStore) -> list[str]:
+    async def read(store: SQLStore) -> list[str]:
         await store.count()
-        bounds = {"after": 0, "limit": 10, "now": 0.0}
-        lines = []
-        with store._engine.connect() as connection:
-            for statement in (store._sql.unsettled, store._sql.expired):
-                rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement.text}", statement.bind(bounds))
-                lines.append("; ".join(row.detail for row in rows))
-        return lines
+        statements.clear()
+        await store.unsettled(limit=10)
+        await store.expired(0.0, limit=10)
+        return [sql for sql in statements if sql.startswith("SELECT")]
 
-    unsettled, expired = using(f"sqlite:///{filled}", plans)
+    with traced() as statements:
+        selects = using(f"sqlite:///{filled}", read)
+    unsettled, expired = plans_of(filled, selects)
     assert "USING INDEX turnwise_runs_open (session>?)" in unsettled and "SCAN turnwise" not in unsettled
     assert "USING INDEX turnwise_sessions_ttl (key>?)" in expired and "TEMP B-TREE" not in expired
+
+
+def plans_of(file: Path, selects: Sequence[str]) -> list[str]:
+    """Return how SQLite carries each of these out."""
+    connection = sqlite3.connect(file)
+    plans = [connection.execute(f"EXPLAIN QUERY PLAN {sql}").fetchall() for sql in selects]
+    connection.close()
+    return ["; ".join(row[-1] for row in plan) for plan in plans]
 
 
 def test_a_deleted_session_leaves_no_row(filled: Path) -> None:

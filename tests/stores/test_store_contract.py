@@ -96,8 +96,10 @@ async def test_all_that_open_an_old_store_at_once_find_it_migrated(
     assert await asyncio.gather(*(store.count() for store in stores)) == [1] * 6
     await asyncio.gather(*(store.create(SessionRecord(session_id=str(index))) for index, store in enumerate(stores)))
     assert [await store.count() for store in stores] == [7] * 6
-    columns = [column["name"] for column in sa.inspect(stores[0]._engine).get_columns("turnwise_turns")]
+    engine = sa.create_engine(old_url.replace("postgresql://", "postgresql+psycopg://"))
+    columns = [column["name"] for column in sa.inspect(engine).get_columns("turnwise_turns")]
     assert columns.count("mood") == 1
+    engine.dispose()
     for store in stores:
         await store.close()
     monkeypatch.undo()

@@ -20,6 +20,7 @@ from test_agents_on_ray import is_alive, results, until
 from test_sessions_on_ray import kill, python
 
 from engines import ScriptedEngine, process_of
+from stored.audit import store_of
 from tools.agent_tools import prompt
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
@@ -118,7 +119,9 @@ print(json.dumps([encode(turn.blocks[: len(turn.blocks) - len(turn.output)]) for
 """
 
 
-def test_forty_turns_in_a_small_window(ray_bench: Bench, ray_session: ModuleType, tmp_path: Path) -> None:
+def test_forty_turns_in_a_small_window(
+    ray_bench: Bench, ray_session: ModuleType, tmp_path: Path, namespace: str
+) -> None:
     """Cases 34, 37, 39 and 43: each request fits, and what is not in it is in its summary, which was paid for once."""
     manager = ray_bench.manager(ray_bench.summarize())
     chat = manager.open("chat", user_id="ada")
@@ -160,7 +163,7 @@ def test_forty_turns_in_a_small_window(ray_bench: Bench, ray_session: ModuleType
 
     # Earlier turns read as they were sent, in another process too, and each stands for all that was said.
     address = ray_session.get_runtime_context().gcs_address
-    reader = python(READ, address, f"sqlite:///{tmp_path}/chats.db", manager._client.namespace)
+    reader = python(READ, address, f"sqlite:///{tmp_path}/chats.db", namespace)
     turns = audit(manager, "chat", user_id="ada")
     summary = summary_of(turns[-1])
     behind = chat.expand(summary)
@@ -183,11 +186,9 @@ def test_forty_turns_in_a_small_window(ray_bench: Bench, ray_session: ModuleType
     assert spent == 1 and all(event.usage for event in done)
 
 
-async def test_the_async_family_explains_compacts_and_expands(ray_bench: Bench, tmp_path: Path) -> None:
+async def test_the_async_family_explains_compacts_and_expands(ray_bench: Bench, tmp_path: Path, namespace: str) -> None:
     """And a summary may come from the other API."""
-    manager = ray_bench.manager(ray_bench.summarize())
-
-    settings: Any = {"engine": ray_bench.engine(), "namespace": manager._client.namespace}
+    settings: Any = {"engine": ray_bench.engine(), "namespace": namespace}
     small = ray_bench.engine(SMALL, api="responses")
     early = Summarize(small, max_summary_tokens=150, trigger_ratio=0.5)
     async with AsyncSessionManager(
@@ -429,7 +430,7 @@ def flushed(chat: Session, notebook: Notebook, manager: SessionManager) -> list[
     items = notebook.stored_items()
 
     async def texts() -> list[str]:
-        store = manager._client.open_store()
+        store = store_of(manager)
         texts_found = [
             "\n".join(f"{who}: {text}" for who, text in facts_of(map(decode_block, await store.blocks(spans))))
             for spans in ([Span(*span) for span in item["spans"]] for item in items)

@@ -84,7 +84,7 @@ def run(
     """Run `use` with a runner of the engine and a context; close the runner's connections."""
 
     async def body() -> tuple[Any, Recorder]:
-        runner, context = engine._runner(tools), Recorder()
+        runner, context = engine._runner(tools), Recorder()  # noqa: SLF001 - one step, without a loop of tools
         try:
             return await use(runner, context), context
         finally:

@@ -64,11 +64,11 @@ async def lived() -> World:
 
 
 def row(world: World) -> Any:
-    return world.store.inner._rows[SessionKey("session")]
+    return world.store.inner._rows[SessionKey("session")]  # noqa: SLF001 - to damage it
 
 
 def log(world: World) -> dict[int, str]:
-    blocks: dict[int, str] = world.store.inner._logs[row(world).session.log]
+    blocks: dict[int, str] = world.store.inner._logs[row(world).session.log]  # noqa: SLF001 - to damage them
     return blocks
 
 

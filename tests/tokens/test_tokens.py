@@ -89,7 +89,7 @@ def test_text_is_counted_by_the_models_vocabulary(vocabulary: Path) -> None:
     ],
 )
 def test_an_unknown_model_gets_the_newest_vocabulary(model: str, name: str) -> None:
-    assert tokens._vocabulary_name(model) == name
+    assert tokens.vocabulary_name(model) == name
 
 
 def test_a_counter_pickles_as_its_settings(vocabulary: Path) -> None:

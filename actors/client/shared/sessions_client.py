@@ -155,6 +155,17 @@ class SessionsClient:
     def __reduce__(self) -> tuple[object, ...]:
         return partial(_find, namespace=self.namespace, name=self.name, placement=self.placement), ()
 
+    @property
+    def cached_bytes(self) -> dict[SessionKey, int]:
+        """How many bytes the cached blocks of each session take, the least recently used session first."""
+        with self._lock:
+            return {key: cache.size_bytes for key, cache in self._caches.items()}
+
+    @property
+    def setup_id(self) -> str:
+        """The id of the manager's setup: managers with equal settings have the same."""
+        return self._setup[0]
+
     def open_store(self) -> SessionStore:
         """Open and return a new store, which the caller closes."""
         if self._place is None:

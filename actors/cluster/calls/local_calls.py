@@ -62,7 +62,7 @@ async def ask(actor: Any, request: bytes, reach: Reach) -> bytes | None:
         NoProcessError: see `Reach`.
     """
     connections = _connections_of(asyncio.get_running_loop())
-    actor_id = _id_of(actor)
+    actor_id = id_of(actor)
     connection = connections.get(actor_id)
     if connection is None or not connection.is_open:
         connection = connections.connect(actor_id, Connection)
@@ -84,7 +84,7 @@ async def ask(actor: Any, request: bytes, reach: Reach) -> bytes | None:
 
 def ask_blocking(actor: Any, request: bytes, reach: Reach) -> bytes | None:
     """Return the answer of an actor's method `call` as `ask` does. It waits in this thread."""
-    actor_id = _id_of(actor)
+    actor_id = id_of(actor)
     connection = _idle_connection(actor_id) or _IDLE.connect(actor_id, BlockingConnection)
     if connection is None:
         return None
@@ -106,7 +106,7 @@ def ask_blocking(actor: Any, request: bytes, reach: Reach) -> bytes | None:
     return answer or None
 
 
-class _Connections(Generic[Pooled]):
+class Connections(Generic[Pooled]):
     """The connections to actors, by actor id. Of idle ones, the least recently used are closed.
 
     Args:
@@ -121,6 +121,11 @@ class _Connections(Generic[Pooled]):
         self._again_at: dict[str, float] = {}
         """When to try again to connect, by actor id."""
         self._lock = threading.Lock()
+
+    def all(self) -> list[Pooled]:
+        """Return what is kept, the least recently used first."""
+        with self._lock:
+            return list(self._by_actor.values())
 
     def get(self, actor_id: str) -> Pooled | None:
         with self._lock:
@@ -164,12 +169,12 @@ class _Connections(Generic[Pooled]):
             self._close(self._by_actor.popitem()[1])
 
 
-def _connections_of(loop: asyncio.AbstractEventLoop) -> _Connections[Connection]:
+def _connections_of(loop: asyncio.AbstractEventLoop) -> Connections[Connection]:
     if (connections := _BY_LOOP.get(loop)) is None:
         for closed in [other for other in list(_BY_LOOP) if other.is_closed()]:
             if (left := _BY_LOOP.pop(closed, None)) is not None:  # another thread may have taken it
                 left.close()
-        connections = _BY_LOOP[loop] = _Connections(Connection.close, lambda connection: connection.is_idle)
+        connections = _BY_LOOP[loop] = Connections(Connection.close, lambda connection: connection.is_idle)
     return connections
 
 
@@ -211,12 +216,12 @@ def _is_process_of(actor: Any, pid: int, reach: Reach) -> bool:
     return True
 
 
-def _id_of(actor: Any) -> str:
+def id_of(actor: Any) -> str:
     return str(actor._actor_id.hex())  # noqa: SLF001 - no other way
 
 
-_BY_LOOP: dict[asyncio.AbstractEventLoop, _Connections[Connection]] = {}
-_IDLE: _Connections[list[BlockingConnection]] = _Connections(_close_all, lambda _: True)
+_BY_LOOP: dict[asyncio.AbstractEventLoop, Connections[Connection]] = {}
+_IDLE: Connections[list[BlockingConnection]] = Connections(_close_all, lambda _: True)
 """The connections of threads over which no request is under way."""
 
 

@@ -182,7 +182,8 @@ class MemoryRetrieval:
 
     async def _search_all(self, run_resources: RunResources, prompt: Sequence[Block]) -> tuple[list[_Answer], int, str]:
         """Return each memory's results, `_forget_count` at the start of the search, and the query."""
-        query, slots, forget_count = _query(prompt, self._previous_prompt()), run_resources.memories, self._forget_count
+        query, slots = query_of(prompt, self._previous_prompt()), run_resources.memories
+        forget_count = self._forget_count
         if not query:  # for example, the prompt is an image; only the user's profile can be retrieved
             slots = [slot for slot in slots if _has_profile(slot, run_resources.config.memory)]
         searches = [self._search_one(slot, query, run_resources.config.memory) for slot in slots]
@@ -258,7 +259,7 @@ def _counter(run_resources: RunResources) -> TokenCounter:
     return run_resources.config.token_counter or _QuarterCounter()
 
 
-def _query(prompt: Sequence[object], before: Sequence[object] = ()) -> str:
+def query_of(prompt: Sequence[object], before: Sequence[object] = ()) -> str:
     """Return the query for a prompt: its text, with the previous prompt's text if the prompt refers to it.
 
     A long query is cut to its beginning and its end, since a question often follows a long text.

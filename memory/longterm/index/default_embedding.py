@@ -55,7 +55,7 @@ class ChromaDefault:
         return {}
 
 
-class _Model:
+class DefaultModel:
     """The function of this process, once its files are there."""
 
     def __init__(self) -> None:
@@ -128,4 +128,4 @@ def _stop_padding(function: Any) -> bool:
     return True
 
 
-_model = _Model()
+_model = DefaultModel()

@@ -107,7 +107,7 @@ class Needles:
         return contained
 
 
-def _search(pages: Mapping[str, Collection[int] | None], texts: Iterable[str]) -> Found:
+def search_files(pages: Mapping[str, Collection[int] | None], texts: Iterable[str]) -> Found:
     needles = Needles(texts)
     files: dict[str, list[str]] = {}
     searched = 0
@@ -214,5 +214,5 @@ def _number(page: bytes, position: int) -> tuple[int, int]:
 
 if __name__ == "__main__":
     request = json.load(sys.stdin)
-    result = _search(request["pages"], request["texts"])
+    result = search_files(request["pages"], request["texts"])
     json.dump({"files": result.files, "pieces": result.pieces}, sys.stdout)

@@ -104,13 +104,13 @@ async def _read(store: str, namespace: str, host: str, port: int, tokens: Path |
         app.get("/")(lambda: RedirectResponse("/console/"))
         if auth is None:
             app.add_middleware(KnownHosts, hosts=[*_LOOPBACK, "[::1]"])
-        with _bound(host, port) as listener:
+        with bound_socket(host, port) as listener:
             typer.echo(f"turnwise shows {redact(store)} at {url_of(listener)}/console/")
             configure_logging()
-            await _server(within_limits(app, service.settings), service).serve([listener])
+            await server_of(within_limits(app, service.settings), service).serve([listener])
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def bound_socket(host: str, port: int) -> socket.socket:
     from turnwise.http.server.listening import listen
 
     try:
@@ -122,7 +122,7 @@ def _bound(host: str, port: int) -> socket.socket:
         raise ConfigError("--port", port, reason) from None
 
 
-def _server(app: object, service: Service) -> Server:
+def server_of(app: object, service: Service) -> Server:
     """Return a server that ends the pages when it stops."""
     from turnwise.http.server.listening import Server
 

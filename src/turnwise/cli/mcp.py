@@ -114,7 +114,7 @@ async def _serve(
             max_values=MAX_BODY_VALUES,
             max_bytes=MAX_BODY_BYTES,
         )
-        await _listen(_Guarded(app, token) if token else app, host, port)
+        await serve_app(_Guarded(app, token) if token else app, host, port)
 
 
 @asynccontextmanager
@@ -143,7 +143,7 @@ async def _opened(
             await opened.close()
 
 
-async def _listen(app: Any, host: str, port: int) -> None:
+async def serve_app(app: Any, host: str, port: int) -> None:
     """Serve an app until Ctrl-C or SIGTERM, and say where."""
     from turnwise.http.server.connections import ConnectionLimits, protocol_of
     from turnwise.http.server.listening import Server, listen, raise_file_limit, url_of

@@ -43,7 +43,7 @@ _law = collector(LAWS)
 
 
 @asynccontextmanager
-async def _managers(placement: Placement) -> AsyncIterator[tuple[AsyncSessionManager, AsyncSessionManager]]:
+async def managers(placement: Placement) -> AsyncIterator[tuple[AsyncSessionManager, AsyncSessionManager]]:
     """Yield two managers of one store, as two programs would have."""
     name = new_id()
 
@@ -61,7 +61,7 @@ async def _managers(placement: Placement) -> AsyncIterator[tuple[AsyncSessionMan
 @_law
 async def check_a_session_has_one_process_for_all_callers(placement: Placement) -> None:
     """Two managers with an equal placement reach the same one; runs of one session follow one another."""
-    async with _managers(placement) as (first, second):
+    async with managers(placement) as (first, second):
         session = await first.open("s")
         run = await session.run("one two three four five six seven eight")
         again = await (await second.open("s")).info()
@@ -75,7 +75,7 @@ async def check_a_session_has_one_process_for_all_callers(placement: Placement) 
 @_law
 async def check_sessions_run_beside_one_another(placement: Placement) -> None:
     """Each with its own prompts."""
-    async with _managers(placement) as (first, second):
+    async with managers(placement) as (first, second):
         sessions = [await (first, second)[number % 2].open(f"s{number}") for number in range(4)]
         runs = await asyncio.gather(*(session.run(f"answer {index}") for index, session in enumerate(sessions)))
         turns = await asyncio.gather(*(run.wait(LONG_S) for run in runs))
@@ -85,7 +85,7 @@ async def check_sessions_run_beside_one_another(placement: Placement) -> None:
 @_law
 async def check_a_run_is_cancelled_from_another_manager(placement: Placement) -> None:
     """By a handle that was pickled; the session goes on."""
-    async with _managers(placement) as (first, second):
+    async with managers(placement) as (first, second):
         run = await (await first.open("s")).run("word " * 1000)
         copy = pickle.loads(pickle.dumps(await second.execution(run.run_id)))  # noqa: S301 - made here
         await copy.cancel("enough")
@@ -97,7 +97,7 @@ async def check_a_run_is_cancelled_from_another_manager(placement: Placement) ->
 @_law
 async def check_a_killed_process_comes_back_with_what_was_acknowledged(placement: Placement) -> None:
     """The run that was lost ends, once; turns that were acknowledged are there, and the next run continues them."""
-    async with _managers(placement) as (first, second):
+    async with managers(placement) as (first, second):
         session = await first.open("s")
         equal((await (await session.run("first")).wait(LONG_S)).text, "first", "the first answer")
         lost = await session.run("word " * 1000)

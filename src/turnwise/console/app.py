@@ -47,7 +47,7 @@ def mount(app: FastAPI, service: Service, path: str = "/console") -> None:
     """
     shell = _shell()
     console = _Console(service, shell)
-    app.mount(path, Gate(service, shell, console.started, _owner, _end_pages, joined=_joined), name="console")
+    app.mount(path, Gate(service, shell, console.started, viewer_of, _end_pages, joined=_joined), name="console")
 
 
 class _Console:
@@ -133,7 +133,7 @@ def _start(request: Request) -> RedirectResponse:
     return RedirectResponse(Viewer.of(request.scope).url("sessions"))
 
 
-def _owner(page: str) -> Viewer | None:
+def viewer_of(page: str) -> Viewer | None:
     client: Any = Client.instances.get(page)
     return client.request.scope.get(SCOPE_KEY) if client else None
 
@@ -145,7 +145,7 @@ def _joined(transport: str) -> PageSocket | None:
 async def _end_pages(identity: Identity | None, page: str | None = None) -> None:
     """End a page, or all pages of an identity: it does nothing more, and browsers load it again, or the login."""
     for page_id in list(Client.instances):
-        if (viewer := _owner(page_id)) and viewer.identity == identity and page in (None, page_id):
+        if (viewer := viewer_of(page_id)) and viewer.identity == identity and page in (None, page_id):
             viewer.ended.set()
             reload = "setTimeout(() => location.reload(), 200)"  # the cookie goes first
             await core.sio.emit("run_javascript", {"code": reload}, room=page_id)

@@ -96,7 +96,7 @@ async def chaos(
     ]
     began = time.monotonic()
     try:
-        await _until_enough(bounds, began, struck, journal, [*calling, *striking])
+        await until_enough(bounds, began, struck, journal, [*calling, *striking])
     finally:
         over.set()
         for task in striking:
@@ -134,7 +134,7 @@ async def chaos(
     )
 
 
-async def _until_enough(
+async def until_enough(
     bounds: Bounds, began: float, struck: Counter[str], journal: Path | str | None, tasks: Sequence[asyncio.Task[None]]
 ) -> None:
     while True:

@@ -198,7 +198,8 @@ async def _waits(make: Opened) -> None:
     first = await Runner.run(agent, "Buy it.", session=make())
     assert first.interruptions and calls_made == ["look"]
     session = make()
-    assert (await session._read()).open is None, "another process may resume it at once"
+    log = await session._read()  # noqa: SLF001 - as another process reads it
+    assert log.open is None, "another process may resume it at once"
     state = first.to_state()
     state.approve(first.interruptions[0])
     assert (await Runner.run(agent, state, session=make())).final_output == "Bought." and calls_made == ["look", "buy"]
@@ -214,10 +215,10 @@ async def _deaths(make: Opened) -> None:
     """A run that was killed leaves after its lease, and one of this process with its task, for objects of later on."""
     session = make(lease_s=60.0)
     await session.add_items(ITEMS[:1])
-    await session._store({"open": "killed", "by": "elsewhere"})
+    await session._store({"open": "killed", "by": "elsewhere"})  # noqa: SLF001 - a run of another process
     with pytest.raises(SessionBusyError, match="killed"):
         await make(lease_s=60.0).pop_item()
-    await session._store({"open": "killed", "by": "elsewhere", "at": time.time() - 61})
+    await session._store({"open": "killed", "by": "elsewhere", "at": time.time() - 61})  # noqa: SLF001 - of a minute ago
     await make(lease_s=60.0).add_items(ITEMS[1:2])
     assert await make().get_items() == ITEMS[:2]
 
@@ -243,7 +244,8 @@ async def _clears(make: Opened) -> None:
         await begun.wait()
 
     tasks: list[Any] = []
-    real, meanwhile = session._read, [lambda: second.add_items(ITEMS[:1]), begin]
+    real = session._read  # noqa: SLF001 - others come between two of its lines
+    meanwhile: list[Any] = [lambda: second.add_items(ITEMS[:1]), begin]
 
     async def read() -> Any:
         log = await real()
@@ -251,7 +253,7 @@ async def _clears(make: Opened) -> None:
             await meanwhile.pop(0)()
         return log
 
-    session._read = read  # type: ignore[method-assign]
+    session._read = read  # type: ignore[method-assign] # noqa: SLF001 - then
     with pytest.raises(SessionBusyError):
         await session.clear_session()
     assert not meanwhile and len(await second.get_items()) == 3

@@ -208,9 +208,8 @@ def test_a_typed_answer_is_requested_by_schema_and_else_by_a_tool(refuses: bool)
 
     with LocalProvider(reply=reply) as stand_in:
         engine = engine_of(stand_in, f"claude-{refuses}", thinking="adaptive" if refuses else None).answering(City)
-        runner = engine._runner()
         if refuses:
-            runner._api.settings.refused.add("strict")
+            engine._runner()._api.settings.refused.add("strict")  # noqa: SLF001 - as after its refusal
         blocks, context = answer(engine)
     assert blocks == [Text(text='{"name": "Rome"}')]
     output = OutputType.read(engine.output_type)

@@ -454,7 +454,7 @@ async def test_a_compiled_graph_travels_as_it_was_compiled() -> None:
     engine = LangGraphEngine(graph.with_config(recursion_limit=7), takes=["model"])
     there = cloudpickle.loads(cloudpickle.dumps(engine))
     assert identity(there) == identity(engine) and identity(there) != identity(LangGraphEngine(graph))
-    compiled = there.build(None)._graph
+    compiled = there.build(None)._graph  # noqa: SLF001 - all that it was compiled with
     assert (compiled.name, compiled.interrupt_before_nodes, compiled.config["recursion_limit"]) == (
         "clerk",
         ["agent"],

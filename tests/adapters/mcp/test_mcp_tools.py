@@ -570,7 +570,7 @@ async def test_a_line_that_is_too_long_is_left_out_to_its_end(caplog: pytest.Log
     key = "sk-of-a-server-0123456789"
     caplog.set_level("INFO", logger="turnwise.adapters.mcp.connection")
     told: list[str] = []
-    with connection._StandardError(McpStdio("it", env={"KEY": key}), told.append) as errors:
+    with connection.StandardError(McpStdio("it", env={"KEY": key}), told.append) as errors:
         for line in (key * 50_000 + "\n", "the next line\n", key * 50_000):
             await asyncio.to_thread(errors.file.write, line)
             await asyncio.to_thread(errors.file.flush)

@@ -126,7 +126,7 @@ class Remembering:
 def query_of(prompts: Sequence[str]) -> str:
     """Return the query that a session makes of prompts, the newest last."""
     *before, prompt = [[User(text=text)] for text in prompts]
-    return memory_retrieval._query(prompt, before[-1] if before else ())
+    return memory_retrieval.query_of(prompt, before[-1] if before else ())
 
 
 def ids_of(items: Sequence[MemoryItem]) -> list[str]:

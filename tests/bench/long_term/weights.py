@@ -107,7 +107,8 @@ def _means(user_index: UserIndex, trials: Sequence[Trial], weights: Weights) -> 
 def trials_of(conversation: Conversation, embedding: EmbeddingFunction | None) -> tuple[UserIndex, list[Trial]]:
     """Return the index of a conversation, and its trials: by words alone, or also with an embedding's vectors."""
     user_index = index_of(conversation.items)
-    user_index._words.find = functools.cache(user_index._words.find)  # type: ignore[method-assign] # no weight is in it
+    words = user_index._words  # noqa: SLF001 - no weight is in what it finds
+    words.find = functools.cache(words.find)  # type: ignore[method-assign]
     vectors = None if embedding is None else VectorIndex(ChromaInMemory(), embedding)
     if vectors is not None:
         texts = dict(pair for row in user_index.rows for pair in vectors_of(row.key, row.item.text))

@@ -15,6 +15,7 @@ from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.shared.run_options import RunOptions
 from turnwise.actors.hosting.placement import InProcess
+from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.errors import (
     IdempotencyConflictError,
@@ -32,6 +33,7 @@ from turnwise.http.openai.items import placed_output
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock, Image, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.calls.tool_calls import PendingCall, Wants
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.values.frozen_json import FrozenDict
@@ -80,7 +82,9 @@ class Session:
 def session() -> Iterator[AsyncSession]:
     """A session in this process, whose engine says each prompt again, slowly."""
     with SessionManager(f"memory://{new_id()}", engine=EchoEngine(0.01), placement=InProcess()) as manager:
-        yield AsyncSession(manager._client, manager.open(SESSION, user_id=USER)._ref, None)
+        manager.open(SESSION, user_id=USER)
+        ref = SessionRef(SessionKey(SESSION, USER))
+        yield AsyncSession(manager._client, ref, None)  # noqa: SLF001 - the other family, on the same manager
 
 
 async def edit(

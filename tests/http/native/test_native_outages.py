@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 import httpx
-from test_outages import limit_pages
 from test_readiness import fill_up
 
 from servers.http_service import manager_of
+from stored.open_stores import closing
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.http import create_app
 from turnwise.memory.stores.sql.store import SQLStore
@@ -50,14 +50,14 @@ async def test_a_client_over_its_limit_is_told_when_to_retry(tmp_path: Path) -> 
             assert (await client.get("/v1/sessions")).is_success
 
 
-async def test_a_service_with_a_full_disk_is_not_ready(tmp_path: Path) -> None:
+async def test_a_service_with_a_full_disk_is_not_ready(tmp_path: Path, limit_pages: Callable[[int], None]) -> None:
     async with manager_of(tmp_path) as manager:
         transport = httpx.ASGITransport(create_app(manager))
         async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
             assert (await client.get("/health/ready")).status_code == 200
-            store = cast(SQLStore, manager._client.session_store)
-            await fill_up(store)
+            async with closing(SQLStore(f"sqlite:///{tmp_path}/chats.db")) as store:
+                await fill_up(store, limit_pages)
             answer = await client.get("/health/ready")
             assert answer.status_code == 503 and answer.json()["error"] == "store", answer.text
-            limit_pages(store, 2**30)
+            limit_pages(2**30)
             assert (await client.get("/health/ready")).status_code == 200

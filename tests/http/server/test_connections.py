@@ -258,7 +258,7 @@ def of_serve() -> socket.socket:
 
 
 def of_console() -> socket.socket:
-    return console._bound("127.0.0.1", 0)
+    return console.bound_socket("127.0.0.1", 0)
 
 
 def of_mcp() -> socket.socket:
@@ -270,7 +270,7 @@ def of_mcp() -> socket.socket:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Server, "serve", serve)
         patch.setattr("turnwise.http.server.log.configure_logging", lambda: None)
-        asyncio.run(mcp._listen(App, "127.0.0.1", 0))
+        asyncio.run(mcp.serve_app(App, "127.0.0.1", 0))
     return taken[0]
 
 
@@ -298,7 +298,7 @@ def test_no_answer_of_the_local_provider_waits_for_an_acknowledgement() -> None:
         client = HTTPConnection("127.0.0.1", provider.port, timeout=END_S)
         client.request("GET", "/v1/models")
         client.getresponse().read()
-        (writer,) = provider._open
+        (writer,) = provider._open  # noqa: SLF001 - the server's end of the connection
         assert writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         client.close()
 

@@ -34,7 +34,7 @@ def server_of(kind: str) -> uvicorn.Server:
         engines = {"main": {"object": "serve_objects:engine"}}
         return _Server(assemble(*load(store="memory://endless", engines=engines)), lambda: None)
     manager = AsyncSessionManager("memory://endless", engine=EchoEngine(), read_only=True)
-    return console._server(FastAPI(), Service(manager, HttpSettings(), None))
+    return console.server_of(FastAPI(), Service(manager, HttpSettings(), None))
 
 
 @pytest.mark.parametrize("kind", ["service", "console"])
@@ -70,7 +70,7 @@ async def test_a_service_does_not_look_for_garbage_among_what_it_has_imported(mo
     gc.unfreeze()
     try:
         with socket.create_server(("127.0.0.1", 0)) as bound:
-            await processes._serve(assembly, bound, lambda: None)
+            await processes.serve_here(assembly, bound, lambda: None)
     finally:
         gc.unfreeze()
     assert frozen[0] > 100_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,7 +48,7 @@ def kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[MiniLM]:
     """Chroma's function without files, in a process that has not used it yet."""
     kind = type("Fresh", (MiniLM,), {"DOWNLOAD_PATH": tmp_path, "go": threading.Event()})
     monkeypatch.setattr(chroma, "ONNXMiniLM_L6_V2", kind)
-    monkeypatch.setattr(chroma_default, "_model", chroma_default._Model())
+    monkeypatch.setattr(chroma_default, "_model", chroma_default.DefaultModel())
     return kind
 
 
@@ -91,7 +92,8 @@ def test_a_failed_download_is_retried_later_with_one_warning(
     assert not ChromaDefault().is_ready
     fetched()
     assert not ChromaDefault().is_ready and kind.fetches == 1  # it is not time yet
-    monkeypatch.setattr(chroma_default._model, "_again_at", 0.0)
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + chroma_default.AGAIN_S)
+    monkeypatch.setattr(chroma_default, "time", later)
     kind.fails = False
     kind.go.clear()
     assert not ChromaDefault().is_ready
@@ -135,7 +137,7 @@ def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     tokenizer.save(str(folder / "tokenizer.json"))
     function = kind()
     monkeypatch.setitem(vars(function), "model", Session())
-    model = chroma_default._Model()
+    model = chroma_default.DefaultModel()
     monkeypatch.setattr(model, "_function", function)
     monkeypatch.setattr(chroma_default, "_model", model)
     return function

@@ -146,8 +146,7 @@ def test_a_server_that_is_down_is_used_once_it_is_up(server: ChromaServer) -> No
     index = VectorIndex(ChromaServer(host="127.0.0.1", port=free_port()), name=f"test-{new_id()}")
     with pytest.raises(StoreError):
         len(index.keys())
-    collection: Any = index._vectors
-    collection._place = server
+    index._vectors._place = server  # type: ignore[attr-defined] # noqa: SLF001 - as if it were up there now
     assert len(index.keys()) == 0
     index.close()
 

@@ -112,7 +112,9 @@ def test_facts_and_deletions_survive_reopening_the_store(url: str) -> None:
 def test_a_store_of_facts_pickles_as_its_settings(url: str) -> None:
     facts = SQLItems(url, lock_timeout_s=3.0, connections=2)
     unpickled = pickle.loads(pickle.dumps(facts))
-    assert repr(unpickled) == repr(facts) and unpickled._settings == facts._settings
+    assert repr(unpickled) == repr(facts) and pickle.dumps(unpickled) == pickle.dumps(facts)
+    for setting in ({"lock_timeout_s": 3.0}, {"connections": 2}):
+        assert pickle.dumps(SQLItems(url, **setting)) != pickle.dumps(facts)
     asyncio.run(facts.close())
     asyncio.run(unpickled.close())
     in_memory = InMemoryItems()

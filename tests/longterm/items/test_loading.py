@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
 from memories.vector_memories import bytes_in, item
+from stored.sql_traffic import driver_connections
 from turnwise.errors import CorruptRecordError, InvalidMemoryError, StoreClosedError, StoreURLError
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
@@ -164,22 +164,22 @@ async def test_deleting_one_user_writes_only_that_users_pages(tmp_path: Path) ->
     counts = []
     for user_count in (10, 100):
         text = SQLItems(f"sqlite:///{tmp_path}/{user_count}.db")
-        for user in range(user_count):
-            items = [
-                item(str(number), f"fact {number} of user {user}: the zyzzyva is a weevil {number}")
-                for number in range(20)
-            ]
-            await text.add([(Scope(user_id=f"user-{user}"), items)])
-
-        async def changes(text: SQLItems = text) -> int:
-            return await text._read(lambda connection: cast(Any, connection.connection.dbapi_connection).total_changes)
-
-        await text._on_thread(text._empty_log)
-        before = await changes()
+        with driver_connections() as connections:
+            for user in range(user_count):
+                items = [
+                    item(str(number), f"fact {number} of user {user}: the zyzzyva is a weevil {number}")
+                    for number in range(20)
+                ]
+                await text.add([(Scope(user_id=f"user-{user}"), items)])
+            await text.count()
+        with closing(sqlite3.connect(tmp_path / f"{user_count}.db")) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        before = sum(connection.total_changes for connection in connections)
         pages: dict[Path, set[int]] = {}
         with noting(pages):
             assert len(await text.delete(Scope(user_id="user-5"))) == 20
-        counts.append((sum(map(len, pages.values())), await changes() - before))
+        after = sum(connection.total_changes for connection in connections)
+        counts.append((sum(map(len, pages.values())), after - before))
         assert await text.count() == 20 * (user_count - 1)
         await text.close()
         assert b"of user 5:" not in (tmp_path / f"{user_count}.db").read_bytes()

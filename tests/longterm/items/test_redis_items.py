@@ -263,8 +263,11 @@ def test_a_store_serves_several_event_loops_and_completes_calls_before_closing(r
 def test_a_store_pickles_as_its_settings(redis_url: str) -> None:
     store = RedisItems(redis_url, prefix="p", timeout_s=3.0, connections=2)
     unpickled = pickle.loads(pickle.dumps(store))
-    assert type(unpickled) is RedisItems and unpickled._settings == store._settings
-    assert store._settings == {"url": redis_url, "prefix": "p", "timeout_s": 3.0, "connections": 2}
+    assert type(unpickled) is RedisItems and pickle.dumps(unpickled) == pickle.dumps(store)
+    settings: dict[str, Any] = {"prefix": "p", "timeout_s": 3.0, "connections": 2}
+    for name in settings:
+        others = {other: value for other, value in settings.items() if other != name}
+        assert pickle.dumps(RedisItems(redis_url, **others)) != pickle.dumps(store)
     assert repr(unpickled) == repr(store) == f"RedisItems({redis_url!r})"
 
 

@@ -18,6 +18,7 @@ from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.prominence import UNRELATED
 from turnwise.memory.longterm.recall.ranking import Weights
 from turnwise.memory.longterm.retention.retention import Retention
+from turnwise.testing.embedding import HashEmbedding
 
 ANN = Scope(user_id="ann")
 FACTS = ("Ann is allergic to peanuts", "Ann plays the cello", "Ann lives in Ghent", "Ann has two sons")
@@ -94,8 +95,11 @@ async def test_each_fact_is_embedded_once() -> None:
         assert await texts(memory, "dinner?") == [FACTS[0]]
     assert sorted(meaning.embedded) == sorted([*FACTS, *UNRELATED, *["dinner?"] * 3])
     facts = SQLItems("sqlite:///facts.db")
-    unpickled = pickle.loads(pickle.dumps(ExtractiveMemory(Chooser(), facts, weights=Weights(tail=0.2), chooses=True)))
-    assert unpickled._settings["chooses"] and unpickled._settings["weights"] == Weights(tail=0.2)
+    memory = ExtractiveMemory(Chooser(), facts, weights=Weights(tail=0.2), chooses=True)
+    assert pickle.dumps(pickle.loads(pickle.dumps(memory))) == pickle.dumps(memory)
+    settings: dict[str, Any]
+    for settings in ({"chooses": True}, {"weights": Weights(tail=0.2)}):
+        assert pickle.dumps(ExtractiveMemory(Chooser(), facts, **settings)) != pickle.dumps(memory)
 
 
 async def test_while_embeddings_fail_facts_are_found_by_words() -> None:
@@ -130,12 +134,17 @@ async def test_while_embeddings_hang_facts_are_found_by_words_and_the_profile_is
     await memory.close()
 
 
+class Resizing(FlakyEmbedding):
+    def resize(self, dimensions: int) -> None:
+        HashEmbedding.__init__(self, dimensions)
+
+
 async def test_a_change_of_the_dimension_makes_the_vectors_anew() -> None:
-    embedding = FlakyEmbedding()
+    embedding = Resizing()
     memory = LexicalMemory(InMemoryItems(), embedding=embedding)
     await memory.remember(ANN, items())
     assert trouble_of(await memory.recall(ANN, "Which cello?")) is None
-    embedding._dimensions = 128
+    embedding.resize(128)
     recalled = await memory.recall(ANN, "Which cello?")
     assert recalled[0].text == FACTS[1] and trouble_of(recalled) is None
     embedding.calls.clear()

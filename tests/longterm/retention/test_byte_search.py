@@ -24,7 +24,7 @@ from turnwise.memory.longterm.retention.byte_search import (
 
 def search_here(file: Path, numbers: Collection[int] | None, texts: Iterable[str]) -> Found:
     """Search in this process."""
-    return byte_search._search({str(file): numbers}, texts)
+    return byte_search.search_files({str(file): numbers}, texts)
 
 
 def database_of(file: Path, *rows: str) -> Path:

@@ -80,7 +80,7 @@ def one_searcher(searcher: ProcessPoolExecutor, monkeypatch: pytest.MonkeyPatch)
 
     def search(pages: Mapping[Path, Collection[int] | None], texts: Collection[str]) -> Found:
         of_files = {str(file): numbers for file, numbers in pages.items()}
-        return searcher.submit(byte_search._search, of_files, texts).result()
+        return searcher.submit(byte_search.search_files, of_files, texts).result()
 
     if share(20) < 20:
         monkeypatch.setattr(byte_search, "search", search)
@@ -316,8 +316,8 @@ async def test_forgetting_many_batches_leaves_nothing(tmp_path: Path, small_batc
 async def test_vectors_of_forgotten_items_are_in_no_file_of_chroma(tmp_path: Path) -> None:
     """Neither in its index nor in its database; the vectors of other users stay."""
 
-    memory = vector_memory(tmp_path, ChromaFolder(tmp_path / "chroma"))
-    index = memory._index
+    index = VectorIndex(ChromaFolder(tmp_path / "chroma"), HashEmbedding(), name=f"test-{new_id()}")
+    memory = VectorMemory(SQLItems(f"sqlite:///{tmp_path}/memory.db"), index)
     for number in range(10):
         for scope, count in ((ANN, 20), (BOB, 100)):
             of_them = [

@@ -3,6 +3,7 @@
 import asyncio
 import pickle
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +52,19 @@ def clock() -> Clock:
     return Clock()
 
 
+class LastingItems(InMemoryItems):
+    """The memories that close it are made again."""
+
+    async def close(self) -> None: ...
+
+
 @pytest.fixture(params=["lexical", "sqlite", "extractive", "vector"])
 def make(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Make:
     """Makes memories on the same data, in which unused items expire after 100 s."""
-    facts = InMemoryItems()
+    facts = LastingItems()
     index = VectorIndex(ChromaInMemory(), HashEmbedding(), name=f"test-{new_id()}")
 
     def make(**changes: Any) -> Memory:
-        facts._closed = False
         settings: dict[str, Any] = {"retention": Retention(KEEP_S, **changes), "clock": clock}
         if request.param == "vector":
             return VectorMemory(SQLItems(f"sqlite:///{tmp_path}/memory.db"), index, **settings)
@@ -374,14 +380,15 @@ def test_retention_is_pickled_with_the_settings(tmp_path: Path) -> None:
         SQLItems(f"sqlite:///{tmp_path}/memory.db"),
         VectorIndex(ChromaInMemory(), HashEmbedding(), name="test"),
     )
-    for memory in (
-        LexicalMemory(facts, retention=retention, weights=Weights(tail=0.5)),
-        ExtractiveMemory(ids, facts, retention=retention),
-        VectorMemory(text, index, retention=retention, pause_s=1.0),
-    ):
-        unpickled = pickle.loads(pickle.dumps(memory))
-        assert pickle.dumps(unpickled) == pickle.dumps(memory)
-        assert (unpickled._lexical if isinstance(unpickled, ExtractiveMemory) else unpickled)._retention == retention
+    makes: tuple[Callable[..., Memory], ...] = (
+        partial(LexicalMemory, facts, weights=Weights(tail=0.5)),
+        partial(ExtractiveMemory, ids, facts),
+        partial(VectorMemory, text, index, pause_s=1.0),
+    )
+    for make in makes:
+        memory = make(retention=retention)
+        assert pickle.dumps(pickle.loads(pickle.dumps(memory))) == pickle.dumps(memory)
+        assert pickle.dumps(make(retention=Retention(60.0))) != pickle.dumps(memory) != pickle.dumps(make())
 
 
 @pytest.mark.parametrize("keep_s", [0.0, -1.0, float("inf"), float("nan")])

@@ -31,6 +31,7 @@ from turnwise.memory.conversation.blocks import AnyBlock, Block, Recalled, Summa
 from turnwise.memory.conversation.events import TurnForgotten, WindowCompacted
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
+from turnwise.memory.longterm.base import Scope
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
@@ -522,7 +523,7 @@ async def test_a_memory_that_only_an_overflow_strategy_writes_forgets_too_and_so
     assert (await stage.core.forgetting.forget_turn(0)).items == {"memory 0": 1, "flushed": 1}
     disabled = replace(stage.config, memory=MemoryConfig(enabled=False))
     notes = WorkingMemory(InMemoryItems())
-    await notes.replace(stage.core.retrieval.memory_access()._scope, "a note")
+    await notes.replace(Scope(user_id=stage.core.state.key.user_id), "a note")
     stage.core.use(stage.engine, disabled, flush, slots, notes)
     report = await stage.core.forgetting.delete()
     assert report.items == {"memory 0": 11, "flushed": len(flushed.gone) - 1} and report.notes == 1

@@ -36,7 +36,7 @@ from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.retention.about import About, Mention
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.turn_items import TurnBlocks, turn_item
-from turnwise.memory.longterm.vector import VectorMemory
+from turnwise.memory.longterm.vector import SPACE, VectorMemory
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.testing.embedding import HashEmbedding
@@ -75,9 +75,11 @@ class Memories:
     """A user's memories in files of a folder: of turns, of facts, of what programs save; and notes."""
 
     def __init__(self, folder: Path, model: Any = None) -> None:
-        self.said = VectorMemory(folder / "said.db", embedding=HashEmbedding(), keep_s=0.0)
-        self.facts = ExtractiveMemory(model or Model(facts_in), SQLItems(f"sqlite:///{folder}/facts.db"))
-        self.saved = LexicalMemory(folder / "saved.db")
+        urls = {name: f"sqlite:///{folder}/{name}.db" for name in ("said", "facts", "saved")}
+        self.stores = {name: SQLItems(url, space=SPACE if name == "said" else name) for name, url in urls.items()}
+        self.said = VectorMemory(self.stores["said"], embedding=HashEmbedding(), keep_s=0.0)
+        self.facts = ExtractiveMemory(model or Model(facts_in), self.stores["facts"])
+        self.saved = LexicalMemory(self.stores["saved"])
         self.notes = WorkingMemory(folder / "notes.db")
         self.all: dict[str, Any] = {"said": self.said, "facts": self.facts, "saved": self.saved}
 
@@ -92,8 +94,7 @@ class Memories:
 
     async def texts(self, scope: Scope = ADA) -> dict[str, list[str]]:
         """Return all that is kept of a user, superseded items included."""
-        stores = {"said": self.said._store, "facts": self.facts.store, "saved": self.saved._store}
-        pages = {name: await store.query(scope, EVERYTHING, limit=1000) for name, store in stores.items()}
+        pages = {name: await store.query(scope, EVERYTHING, limit=1000) for name, store in self.stores.items()}
         texts = {name: [item.text for item in page if item.text[:1].isalpha()] for name, page in pages.items()}
         return {**texts, "notes": [await self.notes.read(scope)]}
 
@@ -221,7 +222,7 @@ async def test_items_that_were_replaced_are_resolved_or_have_expired_are_forgott
         await access.update("done", status="resolved")
         await access.update("late", expires_at=5.0)
         new = MemoryItem(id="new", text="The user cycles.", created_at=5e9)
-        assert await supersede(memories.saved._store, ADA, "old", new)
+        assert await supersede(memories.stores["saved"], ADA, "old", new)
         assert {mention.id for mention in (await access.forget_about("drive a Volvo")).mentions} == {
             "old",
             "done",

@@ -240,7 +240,7 @@ class MemoryWorld(AgentWorld):
             await dawdling(session_id, epoch, change)
 
         self.store.commit = begun  # type: ignore[attr-defined]
-        self.core = self._new_core()
+        self.core = self.new_core()
 
     def build(self, session: SessionView) -> InferenceRunner:
         return self
@@ -402,7 +402,7 @@ async def live(world: MemoryWorld, prompts: int) -> None:
             if await world.ask("ownership.leave") and (core := world.core).state.journal.lost:
                 if world.memories == world.shelves and not core.state.journal.stale:
                     world.expect(not await world.missing(), f"it left {await world.missing()}")
-                world.core = world._new_core()
+                world.core = world.new_core()
 
     await asyncio.gather(caller(), forgetter(), killer(), switcher(), leaver())
     for run_id in runs:
@@ -500,7 +500,7 @@ def test_saving_costs_no_commit_while_nothing_goes_wrong() -> None:
         world = MemoryWorld(seed * 3 + 2)  # those that trim, which costs one too
         world.store.fail_rate = 0.0
         world.overflow = None
-        world.core = world._new_core()
+        world.core = world.new_core()
         for shelf in world.shelves:
             shelf.is_sound = True
         await world.create()

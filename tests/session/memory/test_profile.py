@@ -29,6 +29,7 @@ from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.prompt_sections import make_profile
+from turnwise.memory.longterm.retention.retention import Use
 from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.memory.values.ids import new_id
@@ -315,7 +316,8 @@ async def test_of_a_long_profile_the_most_used_and_the_newest_come_first_by_turn
     assert [item.id for item in (await memory.remind(ADA, "hey")).profile] == newest
     for query in ("pears3", "pears3 and pears4", "Where is a boat?"):
         await memory.remind(ADA, query)
-        await memory._lexical._uses.write()
+        await memory.close()  # which stores what was used
+        memory = make()
     await memory.pin(ADA, "c07", True)
     await memory.close()
     later = make()
@@ -326,6 +328,12 @@ async def test_of_a_long_profile_the_most_used_and_the_newest_come_first_by_turn
 
 
 async def test_nothing_is_written_for_a_profile_that_fits() -> None:
-    memory = memory_of(await items_of(*WHO))
+    class Untouched(InMemoryItems):
+        async def touch(self, uses: Sequence[Use]) -> None:
+            assert not uses
+
+    items = Untouched()
+    await items.put(ADA, [*await (await items_of(*WHO)).query(ADA)])
+    memory = memory_of(items)
     assert (await memory.remind(ADA, "Who is allergic to peanuts?")).items
-    assert memory._lexical._uses._unwritten == {}
+    await memory.close()

@@ -8,6 +8,7 @@ import pickle
 import tracemalloc
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,7 +71,8 @@ class Cluster:
         self.meanwhile: Callable[[], object] = lambda: None
         """What happens while an answer is on its way."""
         self.client: Any = SessionsClient("namespace", "realm", InProcess())
-        self.client._processes = self.lookup = Lookup("namespace", "realm")
+        self.lookup = Lookup("namespace", "realm")
+        self.client.runtime = SimpleNamespace(live_processes=lambda _: self.lookup)
         self.window = window
         self.prompt = prompt
         self.turns: dict[str, int] = {}
@@ -118,7 +120,7 @@ class Cluster:
 
     @property
     def held_bytes(self) -> int:
-        return sum(cache.size_bytes for cache in self.client._caches.values())
+        return sum(self.client.cached_bytes.values())
 
 
 def growth(step: Callable[[int], None]) -> int:
@@ -151,7 +153,14 @@ def test_a_client_of_many_sessions_holds_no_more_than_of_the_last_few(
     monkeypatch.setattr(homes_module, "NOTED", 200)
     cluster = Cluster(monkeypatch, prompt="What is the weather like? " * 40)
     growth_bytes = growth(lambda number: _talk_and_leave(cluster, f"chat-{number}"))
-    assert len(cluster.client._caches) == 50 and len(cluster.lookup._actors) == 200
+    assert len(cluster.client.cached_bytes) == 50
+    newest = max(int(key.session_id.split("-")[1]) for key in cluster.client.cached_bytes)
+    looked_up = cluster.lookup.looked_up
+    for number in range(newest - 199, newest + 1):
+        cluster.lookup.of(SessionKey(f"chat-{number}"))
+    assert cluster.lookup.looked_up == looked_up, "the last 200 are noted"
+    cluster.lookup.of(SessionKey(f"chat-{newest - 200}"))
+    assert cluster.lookup.looked_up == looked_up + 1
     assert growth_bytes < 50 * STRETCH, "at most 50 bytes for each session"
 
 
@@ -182,14 +191,15 @@ def test_the_caches_of_all_sessions_have_one_bound_and_the_last_one_that_was_use
     for number in range(200):
         cluster.talk(f"chat-{number % 100}")
         assert cluster.held_bytes <= 1 << 20
-    assert list(cluster.client._caches)[-1].session_id == "chat-99" and 10 < len(cluster.client._caches) < 100
+    cached = cluster.client.cached_bytes
+    assert list(cached)[-1].session_id == "chat-99" and 10 < len(cached) < 100
 
 
 def test_a_turn_that_is_larger_than_the_bound_can_be_read_and_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(realm_module, "CACHED_BYTES", 1 << 20)
     cluster = Cluster(monkeypatch, prompt="x" * 100_000)
     turns = [cluster.talk("chat") for _ in range(20)]
-    assert not cluster.client._caches
+    assert not cluster.client.cached_bytes
     assert [len(turn.blocks) for turn in turns] == [2 * min(10, number + 1) for number in range(20)]
 
 
@@ -206,7 +216,7 @@ def test_a_turn_keeps_its_blocks_though_the_client_evicts_them(monkeypatch: pyte
 
     cluster.meanwhile = others
     turn = cluster.talk("chat")
-    assert SessionKey("chat") not in cluster.client._caches
+    assert SessionKey("chat") not in cluster.client.cached_bytes
     assert len(turn.blocks) == 4
 
 
@@ -214,7 +224,7 @@ def test_a_client_holds_nothing_of_a_session_that_it_has_deleted(monkeypatch: py
     cluster = Cluster(monkeypatch)
     cluster.talk("chat")
     Session(cluster.client, SessionRef(SessionKey("chat")), None).delete()
-    assert not cluster.client._caches
+    assert not cluster.client.cached_bytes
 
 
 def test_an_actor_that_is_noted_no_more_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +232,9 @@ def test_an_actor_that_is_noted_no_more_is_looked_up_again(monkeypatch: pytest.M
     lookup = Lookup("namespace", "realm")
     for name in "abcad":
         lookup.of(SessionKey(name))
-    assert lookup.looked_up == 4 and [key.session_id for key in lookup._actors] == ["c", "a", "d"]
+    for name in "cad":
+        lookup.of(SessionKey(name))
+    assert lookup.looked_up == 4, "these are noted"
     assert lookup.of(SessionKey("b")).actor == "the actor of b" and lookup.looked_up == 5
 
 
@@ -247,8 +259,8 @@ async def test_a_process_caches_little_more_than_the_window_of_a_session_of_many
         outcome = await core.reads.wait(f"run-{number}")
         assert outcome.turn and outcome.turn.text.endswith("x")
         most_bytes = max(most_bytes, core.state.journal.blocks.cache.size_bytes)
-        index = core.engines.current.compactor and core.engines.current.compactor._index
-        stretches = [stretch for log in index._logs.values() for stretch in log] if index else []
+        index = core.engines.current.compactor and core.engines.current.compactor._index  # noqa: SLF001 - counts of tokens
+        stretches = [stretch for log in index._logs.values() for stretch in log] if index else []  # noqa: SLF001 - which stand nowhere else
         counted = sum(len(stretch.totals) for stretch in stretches)
         most_counted = max(most_counted, counted)
     assert trim_bytes // 2 < most_bytes < trim_bytes + 10_000

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
+from stored.sql_traffic import listening
 from turnwise.actors.hosting.stored_source import StoredSource
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import StoreError
@@ -77,16 +77,14 @@ async def test_a_follower_gets_all_events_of_a_commit_without_an_answer(
 async def test_a_history_replaces_more_events_than_a_statement_takes_values(tmp_path: Path) -> None:
     most, count = 2_000, 3_000
     history = SQLHistory(f"sqlite:///{tmp_path}/events.db")
-    sa.event.listen(
-        history._engine, "connect", lambda driver, _: driver.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, most)
-    )
     places = (("s", 0, 1),)
     events = [
         RunStarted(session_id="s", seq=seq, at=1.0, turn_index=seq, run_id=f"r{seq}", input=places)
         for seq in range(1, count + 1)
     ]
     first = PromptAppended(session_id="s", seq=count + 1, at=1.0, turn_index=0)
-    await history.append(SessionKey("s"), [*events, first])
+    with listening("connect", lambda driver, _: driver.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, most)):
+        await history.append(SessionKey("s"), [*events, first])
     bare = [event.model_copy(update={"input": None}) for event in events]
     await history.delete(SessionKey("s"), turns_up_to=0, instead=bare)
     last = await history.events(SessionKey("s"), after=count - 1)

@@ -110,7 +110,7 @@ async def test_a_commit_that_arrives_after_the_check_is_the_process_s_own(inner:
 
 async def test_what_a_reversion_finds_is_taken_from_nobody(inner: SessionStore) -> None:
     core, store = await cut_off(inner)
-    core.state.journal._is_reverted = True  # as a restore makes it known
+    core.state.journal._is_reverted = True  # noqa: SLF001 - as a restore makes it known
     second_core, activate = other_core(inner), store.activate
 
     async def overtaken(*args: Any, **kwargs: Any) -> Any:

@@ -157,7 +157,7 @@ class WindowWorld(AgentWorld):
 
     def restart(self) -> None:
         """Switch to another strategy."""
-        self.core = self._new_core()
+        self.core = self.new_core()
 
 
 async def live(world: WindowWorld, prompts: int, *, kills: int = 2) -> list[str]:

@@ -34,6 +34,7 @@ from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.cluster.node_choice import ANYWHERE
 from turnwise.actors.hosting.placement import Dedicated, Packed
+from turnwise.actors.hosting.store_spec import store_id_of
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView
 from turnwise.actors.session.config import SessionConfig
@@ -191,7 +192,7 @@ class Box:
 def node_of(namespace: str, name: str) -> str:
     """Return which node an actor is on, as Ray has it."""
     actor = ray.get_actor(name, namespace=namespace)
-    state = ray._private.state.actors(actor._actor_id.hex())
+    state = ray._private.state.actors(actor._actor_id.hex())  # noqa: SLF001 - Ray tells it nowhere else
     return str(state["Address"]["NodeID"])
 
 
@@ -381,7 +382,7 @@ async def kept_in_files_of(box: Box, node_id: str) -> AsyncSession:
         chat = manager.open("away")
         chat.memory.save("Ada fears wasps.", id="wasps")
         manager.close()
-        return pickle.dumps(("away", chat._client.name))
+        return pickle.dumps(("away", store_id_of("away", url)))
 
     pickled = await start_on_node.options(
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)

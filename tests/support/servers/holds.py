@@ -61,7 +61,7 @@ class Holds:
 
     def install(self) -> None:
         """Measure from now on."""
-        run: Callable[[asyncio.Handle], None] = asyncio.Handle._run
+        run: Callable[[asyncio.Handle], None] = asyncio.Handle._run  # noqa: SLF001 - each step of a loop
         write = CommitWriter.write
 
         def measured_run(handle: asyncio.Handle) -> None:
@@ -78,7 +78,7 @@ class Holds:
             finally:
                 self.store_s = max(self.store_s, time.thread_time() - began)
 
-        asyncio.Handle._run = measured_run  # type: ignore[assignment, method-assign]
+        asyncio.Handle._run = measured_run  # type: ignore[assignment, method-assign] # noqa: SLF001 - of this process
         CommitWriter.write = measured_write  # type: ignore[assignment, method-assign]
 
 

@@ -17,6 +17,12 @@ events_of = read_events
 turns_of = read_turns
 
 
+def store_of(manager: Any) -> SessionStore:
+    """Open the store of a manager, which the caller closes; of `memory://...` the one that its processes share."""
+    store: SessionStore = manager._client.open_store()  # noqa: SLF001 - audits what is stored beside the sessions
+    return store
+
+
 async def check_session(
     store: SessionStore,
     session_id: str,

@@ -1,9 +1,10 @@
 """What goes on between SQL stores and their databases, seen and delayed by events of SQLAlchemy and of the driver."""
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -53,6 +54,25 @@ def traced() -> Iterator[list[str]]:
     statements: list[str] = []
     with listening("connect", lambda connection, _: connection.set_trace_callback(statements.append)):
         yield statements
+
+
+@contextmanager
+def disk_for_sqlite() -> Iterator[Callable[[int], None]]:
+    """Yield a function that limits the pages of SQLite files, as a full disk does, for connections opened meanwhile."""
+    pages = 2**30
+
+    def limit(count: int) -> None:
+        nonlocal pages
+        pages = count
+        for connection in connections:
+            with suppress(sqlite3.ProgrammingError):  # it is closed
+                connection.execute(f"PRAGMA max_page_count = {pages}")
+
+    with (
+        driver_connections() as connections,
+        listening("connect", lambda connection, _: connection.execute(f"PRAGMA max_page_count = {pages}")),
+    ):
+        yield limit
 
 
 @asynccontextmanager

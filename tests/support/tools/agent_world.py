@@ -223,7 +223,7 @@ class AgentWorld:
         self.model = WildModel(self.random, self.processes)
         self.config = config
         self.process = 0
-        self.core = self._new_core()
+        self.core = self.new_core()
 
     @property
     def slots(self) -> list[MemorySlot]:
@@ -239,7 +239,7 @@ class AgentWorld:
     def kill(self) -> None:
         """Kill the session's process; the next call starts another."""
         self.processes.kill(self.process)
-        self.core = self._new_core()
+        self.core = self.new_core()
 
     async def ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
         """Call a verb until a process answers, with the same arguments, as a caller on Ray does, and a patient one."""
@@ -277,7 +277,7 @@ class AgentWorld:
                 with suppress(CallDecidedError, RunNotFoundError):  # it was cancelled meanwhile
                     await self.decide(run_id)
 
-    def _new_core(self) -> SessionCore:
+    def new_core(self) -> SessionCore:
         self.process += 1
         return SessionCore(
             SessionKey(SESSION),

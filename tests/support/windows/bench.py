@@ -9,7 +9,7 @@ from typing import Any
 
 from test_agents_on_ray import is_alive, obey, until
 
-from stored.audit import check_session, turns_of
+from stored.audit import check_session, store_of, turns_of
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.inference.openai.engine import OpenAIEngine
@@ -230,7 +230,7 @@ def audit(manager: SessionManager, session_id: str, *, user_id: str = DEFAULT_US
     """
 
     async def check() -> list[Turn]:
-        store: Any = manager._client.open_store()
+        store = store_of(manager)
 
         async def read(spans: Spans) -> tuple[AnyBlock, ...]:
             return tuple(map(decode_block, await store.blocks(spans)))

@@ -416,7 +416,7 @@ class _Link:
             ):
                 yield _ReadStream(read, self._on_received, self._on_end), write
             return
-        with _StandardError(self._server, self._on_error_output) as errors:
+        with StandardError(self._server, self._on_error_output) as errors:
             async with stdio_client(_started_by(self._server), errlog=errors.file) as (read, write):
                 errors.file.close()  # the server has it
                 yield _ReadStream(read, self._on_received, self._on_end), write
@@ -527,7 +527,7 @@ def _started_by(server: McpStdio) -> StdioServerParameters:
     )
 
 
-class _StandardError:
+class StandardError:
     """A pipe for what a server writes to standard error: it is logged by lines, without secrets, and told to `tell`."""
 
     def __init__(self, server: McpStdio, tell: Callable[[str], None]) -> None:

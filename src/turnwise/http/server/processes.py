@@ -99,7 +99,7 @@ def serve(config: ServiceConfig, source: Source, ready: Ready) -> None:
         if config.placement != "in_process":
             _join_ray(config)
         if config.workers == 1:
-            asyncio.run(_serve(assembly, bound, lambda: ready(assembly, url_of(bound))))
+            asyncio.run(serve_here(assembly, bound, lambda: ready(assembly, url_of(bound))))
         else:
             _Workers(config, source, bound, lambda: ready(assembly, url_of(bound))).run()
 
@@ -114,7 +114,7 @@ def _join_ray(config: ServiceConfig) -> None:
         os.environ["RAY_ADDRESS"] = this_ray().address
 
 
-async def _serve(assembly: Assembly, bound: socket.socket, ready: Callable[[], None]) -> None:
+async def serve_here(assembly: Assembly, bound: socket.socket, ready: Callable[[], None]) -> None:
     async with assembly.manager:
         # To look for garbage among all that was imported held all streams up for a tenth of a second, again and again.
         gc.collect()
@@ -250,4 +250,4 @@ async def _serve_for(assembly: Assembly, bound: socket.socket, parent: Connectio
         os.kill(os.getpid(), signal.SIGTERM)
 
     asyncio.get_running_loop().add_reader(parent.fileno(), orphaned)
-    await _serve(assembly, bound, lambda: parent.send(os.getpid()))
+    await serve_here(assembly, bound, lambda: parent.send(os.getpid()))

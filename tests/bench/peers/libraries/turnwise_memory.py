@@ -58,7 +58,7 @@ class Remembering:
 def _query(prompts: Sequence[str]) -> str:
     """Return the query that a session makes of prompts, the newest last."""
     *before, prompt = [[User(text=text)] for text in prompts]
-    return memory_retrieval._query(prompt, before[-1] if before else ())
+    return memory_retrieval.query_of(prompt, before[-1] if before else ())
 
 
 def words(folder: Path, model: Model) -> Remembering:

@@ -523,7 +523,9 @@ async def test_a_memory_that_only_an_overflow_strategy_writes_forgets_too_and_so
     assert (await stage.core.forgetting.forget_turn(0)).items == {"memory 0": 1, "flushed": 1}
     disabled = replace(stage.config, memory=MemoryConfig(enabled=False))
     notes = WorkingMemory(InMemoryItems())
-    await notes.replace(Scope(user_id=stage.core.state.key.user_id), "a note")
+    await notes.replace(
+        Scope(user_id=stage.core.state.key.user_id, session_id=stage.core.state.key.session_id), "a note"
+    )
     stage.core.use(stage.engine, disabled, flush, slots, notes)
     report = await stage.core.forgetting.delete()
     assert report.items == {"memory 0": 11, "flushed": len(flushed.gone) - 1} and report.notes == 1

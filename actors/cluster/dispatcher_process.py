@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 from ray.exceptions import RayActorError, RayError
@@ -74,7 +75,8 @@ class DispatcherProcess:
         except (RayError, NoProcessError) as error:
             self._actor = None
             reason = f"the process that begins scheduled runs cannot be reached ({error})"
-            raise StoreError(f"store {self._assignment.store_id}: {reason}: nothing was stored, try again") from error
+            remedy = "schedules are stored while it can be: try again"
+            raise StoreError(f"store {self._assignment.store_id}: {reason}; {remedy}") from error
         return actor
 
     def tell(self, due_at: float) -> None:
@@ -101,11 +103,9 @@ class DispatcherProcess:
         actor, is_told = self._actor, False
         while not is_told:
             actor = actor or await self._expected()
-            try:
-                await reached(actor, actor.tell.remote(due_at))
-                is_told = True
-            except RayActorError:
-                actor = None
+            with suppress(RayActorError):
+                is_told = await reached(actor, actor.tell.remote(due_at))
+            actor = None  # unless it is told, it leaves or has ended
 
     async def _try_to_expect(self) -> Any:
         """Return the actor if it runs, or will, and stays; None if it leaves or has left."""

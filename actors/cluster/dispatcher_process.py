@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 from ray.exceptions import RayActorError, RayError
@@ -63,19 +64,24 @@ class DispatcherProcess:
         Raises:
             StoreError: Ray cannot start or reach the actor; nothing was stored.
         """
+        await self._expected()
+
+    async def _expected(self) -> Any:
+        """Return the actor that is expected."""
         pauses = GrowingPauses(0.02, 0.5)
         try:
-            while not await self._is_expected():
-                self._actor = None
+            while (actor := await self._try_to_expect()) is None:  # noqa: ASYNC110 - Ray sets no event here
                 await asyncio.sleep(pauses.next_s())
         except (RayError, NoProcessError) as error:
             self._actor = None
             reason = f"the process that begins scheduled runs cannot be reached ({error})"
-            raise StoreError(f"store {self._assignment.store_id}: {reason}: nothing was stored, try again") from error
+            remedy = "schedules are stored while it can be: try again"
+            raise StoreError(f"store {self._assignment.store_id}: {reason}; {remedy}") from error
+        return actor
 
     def tell(self, due_at: float) -> None:
         """See `Alarm.tell`. If the actor has ended, another one is made, which finds the delivery in the store."""
-        telling = asyncio.create_task(self._tell(self._actor, due_at))
+        telling = asyncio.create_task(self._tell(due_at))
         watch(telling, f"store {self._assignment.store_id}: telling when a delivery is due")
         self._tasks.add(telling)
         telling.add_done_callback(self._tasks.discard)
@@ -93,25 +99,27 @@ class DispatcherProcess:
         elif await self._has_deliveries():
             await self.expect()
 
-    async def _tell(self, actor: Any, due_at: float) -> None:
-        try:
-            await reached(actor, actor.tell.remote(due_at))
-        except RayActorError:
-            await self.expect()
+    async def _tell(self, due_at: float) -> None:
+        actor, is_told = self._actor, False
+        while not is_told:
+            actor = actor or await self._expected()
+            with suppress(RayActorError):
+                is_told = await reached(actor, actor.tell.remote(due_at))
+            actor = None  # unless it is told, it leaves or has ended
 
-    async def _is_expected(self) -> bool:
-        """Return whether the actor runs, or will, and stays; False if it leaves or has left."""
-        if self._actor is None:
-            self._actor = await asyncio.to_thread(self._find)
-            if self._actor is None:
-                self._actor = await asyncio.to_thread(self._make)
-                return True
+    async def _try_to_expect(self) -> Any:
+        """Return the actor if it runs, or will, and stays; None if it leaves or has left."""
+        actor = self._actor or await asyncio.to_thread(self._find)
+        if actor is None:
+            self._actor = await asyncio.to_thread(self._make)
+            return self._actor
         try:
-            return bool(await reached(self._actor, self._actor.expect.remote()))
+            self._actor = actor if await reached(actor, actor.expect.remote()) else None
         except RayActorError as error:
+            self._actor = None
             if error.actor_init_failed:
                 raise
-            return False
+        return self._actor
 
     async def _has_deliveries(self) -> bool:
         from turnwise.actors.cluster.runtime import RayRuntime

@@ -123,7 +123,7 @@ class Dispatcher:
 
     @property
     def idle_since(self) -> float | None:
-        """Since when nothing has been due in the store, ever, by `clock`; None if something is, or nobody knows."""
+        """Since when the store has had no delivery that is ever due, by `clock`; None if it has, or does not answer."""
         return self._idle_since
 
     @property
@@ -214,7 +214,7 @@ class Dispatcher:
         self._ahead_s = lease.now - self._clock()
         if lease.next_due_at is not None:
             self._idle_since = None
-        elif self._idle_since is None:
+        elif self._idle_since is None and self._told_at == math.inf:  # else the answer is older than what it was told
             self._idle_since = asked_at
         return lease
 

@@ -182,6 +182,51 @@ async def test_what_it_is_told_before_it_knows_the_stores_clock_is_not_late() ->
     assert stage.keys == ["near"] and stage.carried_out[0][0] < 6.5
 
 
+async def test_it_is_idle_while_the_store_answers_that_nothing_is_ever_due() -> None:
+    stage = await made()
+    async with stage.dispatching() as dispatcher:
+
+        def idle_since() -> float | None:
+            return dispatcher.idle_since
+
+        assert idle_since() is None
+        await asyncio.sleep(100.0)
+        assert idle_since() == 0.0
+        await stage.add("late", 200.0)
+        dispatcher.tell(200.0)
+        assert idle_since() is None, "before it has asked the store, too"
+        await asyncio.sleep(99.0)
+        assert idle_since() is None
+        await asyncio.sleep(30.0)
+        assert stage.keys == ["late"] and idle_since() == pytest.approx(200.0, abs=0.5)
+        stage.store.faults.plan = FaultPlan(rates={"error": 1.0})
+        await asyncio.sleep(90.0)
+        assert idle_since() is None, "nobody knows"
+
+
+async def test_what_it_is_told_while_it_asks_keeps_it_from_being_idle() -> None:
+    stage = await made()
+    stage.store.faults.plan = FaultPlan(rates={"delay": 1.0}, points=("store.lease_deliveries after",))
+    async with stage.dispatching() as dispatcher:
+        await asyncio.sleep(0)  # the answer, which knows of none, is under way
+        await stage.add("far", 1e6)
+        dispatcher.tell(1e6)
+        await asyncio.sleep(30.0)
+        assert dispatcher.idle_since is None
+
+
+async def test_a_dispatcher_that_is_woken_asks_at_once() -> None:
+    stage = await made()
+    async with stage.dispatching() as dispatcher:
+        await asyncio.sleep(1.0)
+        await stage.add("unknown", 2.0)
+        await asyncio.sleep(20.0)
+        assert not stage.keys
+        dispatcher.wake()
+        await asyncio.sleep(1.0)
+        assert stage.keys == ["unknown"]
+
+
 async def test_it_ends_also_if_it_is_told_something_as_it_is_cancelled() -> None:
     stage = await made()
     for steps in range(6):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -29,7 +30,10 @@ from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
 from turnwise.actors.hosting.store_spec import StoreSpec, store_id_of
 from turnwise.actors.session.config import SessionConfig
 from turnwise.engines import schedule_tools
+from turnwise.memory.conversation.blocks import User, encode
 from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.deliveries.payload import run_payload
+from turnwise.memory.deliveries.records import Delivery
 from turnwise.testing.scripted_engine import ScriptedAnswer, ScriptedEngine as Script
 
 MakeManager = Callable[..., SessionManager]
@@ -168,6 +172,32 @@ def test_the_actor_leaves_when_nothing_is_due_and_comes_back(
     eventually(lambda: actors.dispatcher() is None)
     chat.schedule("two", after_s=0.2)
     eventually(lambda: texts(chat) == ["one", "two"])
+
+
+def test_an_actor_that_leaves_as_a_delivery_is_stored_loses_none(make_ray_manager: MakeManager) -> None:
+    manager = make_ray_manager()
+    client, dice, count = manager._client, random.Random(0), 12
+    chat = manager.open("chat")
+    assert client._place is not None
+    spec = ActorSpec(client._place, *client._setup)
+
+    async def store_all() -> set[str]:
+        alarm = DispatcherProcess(client.namespace, client.name, Dedicated(), spec, leave_s=0.3)
+        store, actors = client.open_store(), set[str]()
+        for number in range(count):
+            await alarm.expect()
+            actors.add(alarm._actor._actor_id.hex())
+            due_at, name = time.time() + dice.random() * 0.3, f"{number}"
+            payload = run_payload([encode(User(text=name))], {})
+            ids: dict[str, Any] = {"delivery_id": name, "key": name, "session_id": chat.id}
+            await store.add_delivery(Delivery(**ids, payload=payload, occurs_at=due_at, due_at=due_at))
+            alarm.tell(due_at)
+            await asyncio.sleep(0.3 + dice.random() * 0.9)
+        await store.close()
+        return actors
+
+    assert len(asyncio.run(store_all())) > 2, "it has left in between"
+    eventually(lambda: sorted(map(str, texts(chat))) == sorted(map(str, range(count))))
 
 
 def test_a_manager_that_opens_the_store_has_what_waits_carried_out(

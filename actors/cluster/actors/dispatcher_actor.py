@@ -61,7 +61,8 @@ class DispatcherActor:
     Who stores a delivery first has the actor answer `expect`, which keeps it for `leave_s` seconds, and calls `tell`
     after the commit. If it is killed in between, the actor finds the delivery when it asks the store next. Once nothing
     is due for `leave_s` seconds and nobody expects it, it leaves: from that moment `expect` is refused, and the caller
-    makes the next actor. Deciding to leave awaits nothing, so no `expect` is accepted by an actor that leaves.
+    makes the next actor. Deciding to leave awaits nothing, so no `expect` is accepted by an actor that leaves. After
+    a commit that took longer than `leave_s`, `tell` is refused likewise.
 
     Args:
         settings: a pickled `ActorSpec`, or the key of one.
@@ -116,11 +117,15 @@ class DispatcherActor:
         self._needed_at = time.monotonic()
         return not self._is_leaving
 
-    async def tell(self, due_at: float) -> None:
-        """See `Dispatcher.tell`. Before it has opened the store there is nothing to tell: it asks then."""
+    async def tell(self, due_at: float) -> bool:
+        """See `Dispatcher.tell`; return False if it leaves already, so that another actor has to be made.
+
+        Before it has opened the store there is nothing to tell: it asks then.
+        """
         self._needed_at = time.monotonic()
         if self._dispatcher is not None:
             self._dispatcher.tell(due_at)
+        return not self._is_leaving
 
     async def register(self, settings: bytes | Kept, placement: Dedicated | Packed) -> None:
         """Start sessions' processes as this manager does from now on, if its sessions live elsewhere than they did.

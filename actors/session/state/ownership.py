@@ -25,7 +25,7 @@ class Ownership:
     | awaited | what else may run | what a crash leaves |
     |---|---|---|
     | the commit of the memories' progress | reads | turns that memories receive again |
-    | the note of the waiting runs' engines | reads | a session that was not given up, and perhaps an unused note |
+    | the note of the engines needed later | reads | a session that was not given up, and perhaps an unused note |
     | the event history | nothing: the session is given up | events that the next process forwards |
     """
 

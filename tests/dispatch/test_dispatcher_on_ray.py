@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from engines import ScriptedEngine, process_of
+from stored.audit import store_of
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.cluster.actor_names import actor_name, dispatcher_name, find_actor
@@ -71,6 +72,12 @@ class Actors:
     def of_session(self, session_id: str) -> Any:
         """Return a session's own; None if it has none."""
         return find_actor(self.namespace, actor_name(self.store_id, SessionKey(session_id)))
+
+    def alarm(self, url: str, leave_s: float) -> DispatcherProcess:
+        """Return what starts the dispatcher's actor, which leaves so soon."""
+        setup = RayRuntime(self.namespace).setup_of((ScriptedEngine(), SessionConfig(), None, [], None))
+        spec = ActorSpec(StoreSpec(url, is_local=True), *setup)
+        return DispatcherProcess(self.namespace, self.store_id, Dedicated(), spec, leave_s=leave_s)
 
     def has_left(self, manager: SessionManager, session_id: str) -> bool:
         """Return whether no process has a session."""
@@ -161,10 +168,7 @@ def test_the_actor_leaves_when_nothing_is_due_and_comes_back(
 ) -> None:
     chat = make_ray_manager().open("chat")
     assert actors.dispatcher() is None, "a store without deliveries has none"
-    place = StoreSpec(f"sqlite:///{tmp_path}/chats.db", is_local=True)
-    setup = RayRuntime(actors.namespace).setup_of((ScriptedEngine(), SessionConfig(), None, [], None))
-    short = DispatcherProcess(actors.namespace, actors.store_id, Dedicated(), ActorSpec(place, *setup), leave_s=1.0)
-    asyncio.run(short.expect())
+    asyncio.run(actors.alarm(f"sqlite:///{tmp_path}/chats.db", leave_s=1.0).expect())
     first = actors.dispatcher()
     chat.schedule("one", after_s=2.5)
     eventually(lambda: texts(chat) == ["one"])
@@ -174,19 +178,19 @@ def test_the_actor_leaves_when_nothing_is_due_and_comes_back(
     eventually(lambda: texts(chat) == ["one", "two"])
 
 
-def test_an_actor_that_leaves_as_a_delivery_is_stored_loses_none(make_ray_manager: MakeManager) -> None:
-    manager = make_ray_manager()
-    client, dice, count = manager._client, random.Random(0), 12
+def test_an_actor_that_leaves_as_a_delivery_is_stored_loses_none(
+    make_ray_manager: MakeManager, actors: Actors, tmp_path: Path
+) -> None:
+    url, dice, count = f"sqlite:///{tmp_path}/chats.db", random.Random(0), 12
+    manager = make_ray_manager(store=url)
     chat = manager.open("chat")
-    assert client._place is not None
-    spec = ActorSpec(client._place, *client._setup)
 
-    async def store_all() -> set[str]:
-        alarm = DispatcherProcess(client.namespace, client.name, Dedicated(), spec, leave_s=0.3)
-        store, actors = client.open_store(), set[str]()
+    async def store_all() -> set[Any]:
+        alarm = actors.alarm(url, leave_s=0.3)
+        store, expecting = store_of(manager), set[Any]()
         for number in range(count):
             await alarm.expect()
-            actors.add(alarm._actor._actor_id.hex())
+            expecting.add(actors.dispatcher())
             due_at, name = time.time() + dice.random() * 0.3, f"{number}"
             payload = run_payload([encode(User(text=name))], {})
             ids: dict[str, Any] = {"delivery_id": name, "key": name, "session_id": chat.id}
@@ -194,7 +198,7 @@ def test_an_actor_that_leaves_as_a_delivery_is_stored_loses_none(make_ray_manage
             alarm.tell(due_at)
             await asyncio.sleep(0.3 + dice.random() * 0.9)
         await store.close()
-        return actors
+        return expecting
 
     assert len(asyncio.run(store_all())) > 2, "it has left in between"
     eventually(lambda: sorted(map(str, texts(chat))) == sorted(map(str, range(count))))

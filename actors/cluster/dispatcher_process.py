@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Future
 from contextlib import suppress
+from contextlib import suppress
 from typing import Any
 
 from ray.exceptions import RayActorError, RayError
@@ -25,6 +26,9 @@ from turnwise.memory.growing_pauses import GrowingPauses
 
 MAX_CALLS = 1000
 """How many calls the actor answers at once."""
+
+AFTER_S = 1.0
+"""For how long a manager that opens a store puts off its look into it, in seconds."""
 
 CLOSE_S = 2.0
 """How long a manager that closes waits for its look into the store, in seconds."""
@@ -153,24 +157,33 @@ class DispatcherProcess:
 class StoreLook:
     """The `DeliveryLook` on Ray: `DispatcherProcess.carry_on`, once, beside the manager that opens the store.
 
-    A failure is logged and repeated, until `close`.
+    It begins after `AFTER_S`, so as not to delay the first answer, or when the manager closes. A failure is logged and
+    repeated, until `close`.
     """
 
     def __init__(self, dispatcher: DispatcherProcess, store_id: str) -> None:
         self._look: asyncio.Task[None] | None = None
+        self._closes = asyncio.Event()
         self._done: Future[None] = _LOOKS.submit(self._run(dispatcher, store_id))
 
     async def _run(self, dispatcher: DispatcherProcess, store_id: str) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(AFTER_S):
+                await self._closes.wait()
         self._look = asyncio.create_task(retry(dispatcher.carry_on, f"store {store_id}: looking for deliveries"))
         await asyncio.wait({self._look})
 
     async def close(self) -> None:
         """Return once it is done; end it if that takes long. May be called twice."""
         done = asyncio.wrap_future(self._done)
+        _LOOKS.submit(self._hurry())
         await asyncio.wait({done}, timeout=CLOSE_S)
         if not done.done():
             _LOOKS.submit(self._cancel())
             await asyncio.wait({done}, timeout=CLOSE_S)
+
+    async def _hurry(self) -> None:
+        self._closes.set()
 
     async def _cancel(self) -> None:
         if self._look is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Future
 from contextlib import suppress
-from contextlib import suppress
 from typing import Any
 
 from ray.exceptions import RayActorError, RayError

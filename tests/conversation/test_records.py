@@ -144,5 +144,5 @@ def test_a_pickled_block_keeps_what_only_its_own_class_has() -> None:
     block.mark("seen")
     assert pickle.loads(pickle.dumps(block)).is_marked("seen")
     event = PromptAppended(session_id="s", seq=1, at=0.0, blocks=(block,))  # type: ignore[arg-type]
-    assert pickle.loads(pickle.dumps(event)).blocks[0].is_marked("seen")  # type: ignore[attr-defined]
+    assert pickle.loads(pickle.dumps(event)).blocks[0].is_marked("seen")
     assert pickle.loads(pickle.dumps(Text(text="x"))) == Text(text="x")

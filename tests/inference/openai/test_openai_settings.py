@@ -305,5 +305,5 @@ def test_the_sessions_of_a_process_share_certificates() -> None:
     """Loading certificates for each of thousands of sessions would take minutes and gigabytes."""
     engines = [OpenAIEngine("m", base_url="https://127.0.0.1:1/v1", api_key="key") for _ in range(2)]
     runners = [engine._runner() for engine in engines]  # noqa: SLF001 - one for each session
-    pools = [runner._client._client._transport._pool for runner in runners]  # type: ignore[attr-defined] # noqa: SLF001 - nor this
+    pools = [runner._client._client._transport._pool for runner in runners]  # noqa: SLF001 - nor this
     assert len({id(pool._ssl_context) for pool in pools}) == 1  # noqa: SLF001 - httpx shows it nowhere

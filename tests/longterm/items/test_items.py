@@ -113,7 +113,7 @@ def test_a_store_of_facts_pickles_as_its_settings(url: str) -> None:
     unpickled = pickle.loads(pickle.dumps(facts))
     assert repr(unpickled) == repr(facts) and pickle.dumps(unpickled) == pickle.dumps(facts)
     for setting in ({"lock_timeout_s": 3.0}, {"connections": 2}):
-        assert pickle.dumps(SQLItems(url, **setting)) != pickle.dumps(facts)  # type: ignore[arg-type]
+        assert pickle.dumps(SQLItems(url, **setting)) != pickle.dumps(facts)
     asyncio.run(facts.close())
     asyncio.run(unpickled.close())
     in_memory = InMemoryItems()

@@ -319,20 +319,26 @@ async def test_a_lease_that_is_not_renewed_is_taken_after_its_time() -> None:
 
 
 async def test_a_dispatcher_that_was_frozen_hands_nothing_over_after_its_lease() -> None:
+    """It is frozen while it reads what is due, and cannot renew its lease afterwards."""
     stage = await made()
-    skipped_s = 0.0
+    skipped_s, due = 0.0, stage.store.due
+
+    async def frozen_due(*args: Any, **options: Any) -> Any:
+        nonlocal skipped_s
+        page = await due(*args, **options)
+        if page:
+            skipped_s = 91.0
+            stage.store.faults.plan = FaultPlan(rates={"error": 1.0}, points=("store.lease_deliveries before",))
+        return page
+
+    stage.store.due = frozen_due
     frozen = Dispatcher(stage.store, stage.deliver, "frozen", clock=lambda: now() + skipped_s)
-    running = asyncio.create_task(frozen.run())
-    await asyncio.sleep(1.0)
-    had_lease = frozen.leads
     await stage.add("d", now())
-    stage.store.faults.plan = FaultPlan(rates={"error": 1.0}, points=("store.lease_deliveries before",))
-    skipped_s = 91.0
-    assert had_lease and not frozen.leads
+    running = asyncio.create_task(frozen.run())
     await asyncio.sleep(60.0)
+    assert skipped_s and not frozen.leads and stage.attempts == []
     running.cancel()
     await asyncio.wait([running])
-    assert stage.attempts == []
 
 
 async def test_an_attempt_that_fails_is_repeated_after_growing_pauses_and_says_why() -> None:

@@ -141,6 +141,7 @@ async def test_a_recall_is_cancelled_when_its_caller_waits_no_longer() -> None:
 
     memory = Hanging()
     host = MemoryHost(lambda: memory)
+    await host.do_recall(BOB, "tea")  # opens it
     answer = pickle.loads(await host.call(pickle.dumps(("recall", (ADA, "tea"), {}, 0.01))))
     assert isinstance(answer, Refused) and cancelled.is_set()
     assert "has not answered within 0.01 s" in str(answer.error)
@@ -259,6 +260,8 @@ async def test_what_a_change_deferred_is_made_up_for(verb: str) -> None:
     """Also if the change failed."""
     memory = Deferring()
     host = MemoryHost(lambda: memory)
+    await host.do_recall(ADA, "tea")
+    await asyncio.sleep(10 * memory_host.CATCH_UP_S)  # with what an earlier process left, it has caught up
     arguments = ("1", "tea", None) if verb == "update" else (["1"], None)
     with suppress(StoreError):
         await getattr(host, f"do_{verb}")(ADA, *arguments)

@@ -23,7 +23,7 @@ from processes.packed_hosts import OpenResources
 from scale import share
 from servers.postgres_server import PostgresServer
 from stored.open_stores import own, run_with
-from stored.sql_traffic import Write, around_commits, driver_connections, listening
+from stored.sql_traffic import Write, around_commits, driver_connections
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
 from turnwise.actors.hosting.wire import SessionRef
@@ -117,19 +117,24 @@ async def test_calls_to_a_frozen_server_fail_and_succeed_when_it_continues(postg
     await store.close()
 
 
+class WritableStore(SQLStore):
+    async def write(self, work: Callable[[sa.Connection], None]) -> None:
+        await self._write(work)
+
+
 async def test_a_call_to_a_server_that_freezes_during_a_transaction_fails_in_time(
     postgres_server: PostgresServer,
 ) -> None:
-    store = SQLStore(postgres_server.url(statement_timeout=1000))
+    store = WritableStore(postgres_server.url(statement_timeout=1000))
     await own(store)
 
-    def freeze(connection: sa.Connection) -> None:
+    def work(connection: sa.Connection) -> None:
         connection.exec_driver_sql("UPDATE turnwise_sessions SET epoch = 9")
         with postgres_server.frozen():
             connection.exec_driver_sql("SELECT 1")
 
-    with listening("commit", freeze), pytest.raises(StoreError, match=r"no answer for 1\.5 s; is it reachable"):
-        await store.delete(SessionKey("s"))
+    with pytest.raises(StoreError, match=r"no answer for 1\.5 s; is it reachable"):
+        await store.write(work)
     assert (await store.get(SessionKey("s"))).epoch == 1
     await store.close()
 

@@ -399,7 +399,8 @@ class _Items:
         """Of each passage, the place of its item."""
         self.chances = np.log(np.maximum(self.counts, 1))
         """Of each item, the nats by which its best passage is better by chance, as the best of several."""
-        self._has_one_passage_each = len(self.starts) == count
+        self.has_one_passage_each = len(self.starts) == count
+        """Whether what holds for a passage holds for its item, and is computed once."""
         self._alone = np.minimum(1.0, weights.short / np.maximum(passages.chars[self.starts], 1))
         self._steps = []
         sessions = passages.sessions[self.starts]
@@ -415,7 +416,7 @@ class _Items:
         """Return the greatest value of each item's passages, of rows of passages; NaN where all are."""
         import numpy as np
 
-        if self._has_one_passage_each:
+        if self.has_one_passage_each:
             return values
         best: Numbers = np.fmax.reduceat(values, self.starts, axis=-1)
         return best
@@ -424,7 +425,7 @@ class _Items:
         """Return the values of each item's best passage, the first of several: that of the greatest weighted sum."""
         import numpy as np
 
-        if self._has_one_passage_each:
+        if self.has_one_passage_each:
             return rows
         values = weights @ rows
         candidates = np.flatnonzero(values == np.repeat(self.best(values), self.counts))
@@ -438,7 +439,7 @@ class _Items:
         """
         import numpy as np
 
-        if self._has_one_passage_each:
+        if self.has_one_passage_each:
             return similarities
         _, deviation = _centred(similarities)
         chance = _ALIKE * deviation * np.sqrt(2 * self.chances)
@@ -450,7 +451,7 @@ class _Items:
         """Return the value of each passage's item, of rows of items."""
         import numpy as np
 
-        return values if self._has_one_passage_each else np.repeat(values, self.counts, axis=1)
+        return values if self.has_one_passage_each else np.repeat(values, self.counts, axis=1)
 
     def around(self, values: Numbers) -> Numbers:
         """Return what the items around each one have, of rows of items: less of further ones, and for a long item."""

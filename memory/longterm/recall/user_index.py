@@ -261,7 +261,8 @@ class UserIndex:
         return serials
 
     @cached_property
-    def _arranged(self) -> Passages:
+    def arranged(self) -> Passages:
+        """The passages in their order, as they are ranked."""
         return Passages(self._items, self._sessions, self._chars, self._facts)
 
     def match(
@@ -276,7 +277,7 @@ class UserIndex:
         terms, places = hits.terms, self._positions[hits.serials]
         speakers = self._positions[hits.speakers]
         named_places = [(int(self._positions[serial]), logs) for serial, logs in hits.named]
-        passages = self._arranged
+        passages = self.arranged
         visible = self._visible(scope, which, expired)
         if visible is not None:
             new = np.cumsum(visible) - 1

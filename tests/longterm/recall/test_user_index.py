@@ -158,9 +158,9 @@ def test_items_of_one_passage_each_are_ranked_by_the_rules_for_several(
     def answer(is_shortened: bool) -> list[tuple[Any, ...]]:
         user_index = UserIndex().grown(Revision(1, 0, len(rows)), rows)
         user_index.take(vectors)
-        items = user_index._arranged.by_item(weights)  # noqa: SLF001 - what is computed once
-        assert items._has_one_passage_each  # noqa: SLF001 - both ways are for the same items
-        items._has_one_passage_each = is_shortened  # noqa: SLF001
+        items = user_index.arranged.by_item(weights)
+        assert items.has_one_passage_each
+        items.has_one_passage_each = is_shortened
         parts = parse(query).told_apart() if is_reminder else [0]
         near = user_index.near(np.full((len(parts), 3), 0.5, np.float32), np.eye(3, dtype=np.float32))
         near = spread_out(near, parse(query)) if is_reminder else near

@@ -27,8 +27,8 @@ import psutil  # type: ignore[import-untyped]
 import ray
 from siege_callers import ANSWER_S, Caller, misuse, mutate
 from siege_engine import SiegeEngine
-from siege_ledger import Ledger
-from siege_stores import STORES, Store
+from siege_ledger import Entry, Ledger
+from siege_stores import STORES, Found, Store
 
 from processes.large_settings import orphan
 from turnwise import AsyncSessionManager, Dedicated, LexicalMemory, NotFoundError, Packed, SessionConfig, TurnwiseError
@@ -39,6 +39,8 @@ HERE = Path(__file__).parent
 NAMESPACE = "siege"
 SETTLED = {"completed", "cancelled", "failed", "interrupted"}
 RIVAL_S = 90.0
+DUE_S = 240.0
+"""How long what is due may wait after the attack, in seconds: above a lease, and the pause after some failures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ class Siege:
         attacks: list[tuple[Callable[[], Awaitable[None]], float]] = [
             (self._kill, 6.0 if dedicated else 10.0),
             (self._freeze_owner, 15.0),
+            (self._kill_dispatcher, 12.0),
             (self._crash_store, 25.0),
             (self._freeze_store, 20.0),
             (self._cut, 3.0),
@@ -139,6 +142,13 @@ class Siege:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
                 self.ledger.deeds["kill of an owner"] += 1
+
+    async def _kill_dispatcher(self) -> None:
+        for actor in await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True):
+            if actor["namespace"] == NAMESPACE and "dispatcher" in actor["name"]:
+                with contextlib.suppress(ValueError):  # it has left
+                    ray.kill(ray.get_actor(actor["name"], namespace=NAMESPACE), no_restart=False)
+                    self.ledger.deeds["kill of a dispatcher"] += 1
 
     async def _freeze_owner(self) -> None:
         if (pid := await self._owner()) and pid != os.getpid():
@@ -272,6 +282,24 @@ class Siege:
                     await asyncio.sleep(1.0)
             else:
                 self.ledger.violate(f"{user}'s {chat} is bricked: {last!r}")
+        for user, chat in self._stage.sessions:
+            await self._carry_out(
+                next(caller for caller in self._callers if (caller.user, caller.chat) == (user, chat))
+            )
+
+    async def _carry_out(self, caller: Caller) -> None:
+        """Wait until all that a session was to do later has been done, and its runs have ended."""
+        until, waiting = time.monotonic() + DUE_S, True
+        while waiting and time.monotonic() < until:
+            with contextlib.suppress(TurnwiseError):
+                await caller.release()
+                session = await caller.session()
+                scheduled = await caller.result_of(session.schedules())
+                info = await caller.result_of(session.info())
+                waiting = bool(scheduled.items or info.active_run_id)
+            await asyncio.sleep(0.5)
+        if waiting:
+            self.ledger.violate(f"{caller.user}'s {caller.chat} still has schedules {DUE_S:g} s after they were due")
 
     async def _judge(self) -> None:
         ledger, records = self.ledger, await asyncio.to_thread(self._store.read)
@@ -286,6 +314,9 @@ class Siege:
             if not entry.told_s:
                 continue
             ledger.deeds["acknowledged prompt"] += 1
+            if entry.delivery_id:
+                self._judge_scheduled(entry, records)
+                continue
             is_stored = entry.token in records.tokens and (not entry.run_id or entry.run_id in records.runs)
             if not is_stored and not ledger.may_be_gone(entry):
                 ledger.violate(f"prompt {entry.token} of run {entry.run_id} was acknowledged and is lost")
@@ -305,6 +336,15 @@ class Siege:
         if self._leaks.exists():
             for line in self._leaks.read_text(encoding="utf-8").splitlines():
                 ledger.violate(f"seen by another user: {line}")
+
+    def _judge_scheduled(self, entry: Entry, records: Found) -> None:
+        runs = [run_id for run_id in records.runs if run_id.startswith(f"{entry.delivery_id}-")]
+        if len(runs) > 1 or any(records.runs[run_id] not in SETTLED for run_id in runs):
+            self.ledger.violate(f"schedule {entry.token} has begun {runs}, or one of them has no outcome")
+        elif runs and entry.cancelled_s and not self.ledger.may_have_come_back(entry):
+            self.ledger.violate(f"schedule {entry.token} was cancelled, and has begun {runs}")
+        elif not runs and not entry.cancelled_s and not self.ledger.may_be_gone(entry):
+            self.ledger.violate(f"schedule {entry.token} was acknowledged and is lost")
 
     async def _check_told(self, run_id: str | None, user: str) -> None:
         """Check that a run that was lost by a restore is reported as not found."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -57,6 +58,7 @@ class Caller:
             self.append: 2,
             self.cancel: 2,
             self.approve: 2,
+            self.schedule: 2,
             self.follow: 2,
             self.read: 2,
             self.fork: 1,
@@ -108,6 +110,27 @@ class Caller:
         await asyncio.sleep(self._dice.random() * 0.5)
         await self.result_of(handle.cancel("enough"))
         await self.end(handle, entry)
+
+    async def schedule(self) -> None:
+        """Schedule a prompt, and cancel some. Without an acknowledgement it is scheduled again, by its key."""
+        session = await self.session()
+        entry = self._ledger.ask(self.user, self.chat)
+        after_s = self._dice.random() * 4
+        options: dict[str, Any] = {"after_s": after_s, "key": entry.token, "missed": "run_all"}
+        while entry.delivery_id is None:
+            try:
+                entry.delivery_id = (
+                    await self.result_of(session.schedule(f"{entry.token} say", **options))
+                ).delivery_id
+            except NotFoundError:
+                session = await self.session()
+        self._ledger.tell(entry)
+        self._ledger.deeds["schedule"] += 1
+        if self._dice.random() < 0.3:
+            await asyncio.sleep(self._dice.random() * after_s)
+            if await self.result_of(session.cancel_schedule(entry.token)):
+                entry.cancelled_s = time.monotonic()
+                self._ledger.deeds["schedule that was cancelled"] += 1
 
     async def approve(self) -> None:
         """Run a prompt whose tool waits for approval; stop some waits, then decide, or leave that to another caller."""

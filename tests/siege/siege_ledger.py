@@ -26,6 +26,10 @@ class Entry:
     state: str | None = None
     ended_s: float = 0.0
     """When its run's final `state` was acknowledged."""
+    delivery_id: str | None = None
+    """The id of the schedule that brings it, if one does."""
+    cancelled_s: float = 0.0
+    """When it was acknowledged that the schedule was cancelled, 0: never."""
 
 
 @dataclass(slots=True)
@@ -83,6 +87,10 @@ class Ledger:
     def may_be_gone(self, entry: Entry) -> bool:
         """Return whether a restore may have removed it."""
         return any(restore.may_have_taken(entry.asked_s, entry.told_s) for restore in self.restores)
+
+    def may_have_come_back(self, entry: Entry) -> bool:
+        """Return whether a restore may have removed the cancel of its schedule, so that its run began."""
+        return any(restore.may_have_taken(entry.asked_s, entry.cancelled_s) for restore in self.restores)
 
     def may_have_ended_otherwise(self, entry: Entry) -> bool:
         """Return whether a restore may have removed the end of its run, so that it ended again."""

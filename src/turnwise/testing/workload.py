@@ -37,6 +37,9 @@ AGAIN_S = 0.05
 PATIENCE_S = 10.0
 """The timeout of one wait for a run, which is then repeated, in seconds."""
 
+DUE_S = 1.0
+"""When a scheduled prompt is due at the latest, in seconds."""
+
 SILENCE_S = 0.2
 """How long a run with `if_busy="debounce"` waits for silence, in seconds."""
 
@@ -58,6 +61,8 @@ class Workload:
     follows: float = 0.25
     """The rate of runs whose events are read to the end."""
     forks: float = 0.02
+    schedules: float = 0.05
+    """The rate of prompts that a session is to begin a run with by itself, a moment later."""
     calls: float = 0.0
     """The rate of runs that ask for a call of the tool `look`, so that others can join them: see `FaultyEngine`."""
     run_timeout_s: float = 2.0
@@ -105,6 +110,8 @@ class Caller:
                 await self._append(session, prompt)
             elif drawn < rates.appends + rates.forks:
                 await self._fork(session, f"{self.session_id}-{self._name}-{number}")
+            elif drawn < rates.appends + rates.forks + rates.schedules:
+                await self._schedule(session, prompt)
             else:
                 await self._run(session, prompt)
 
@@ -124,6 +131,16 @@ class Caller:
             return
         self._acknowledged.forked(fork.id)
         await self._run(fork, f"{fork_id} first")
+
+    async def _schedule(self, session: AsyncSession, prompt: str) -> None:
+        """Schedule a prompt; wait until its run has begun, however often what hands it over was killed."""
+        called_at = self._acknowledged.clock()
+        options: dict[str, Any] = {"after_s": self._dice.random() * DUE_S, "key": prompt}
+        options["timeout_s"] = self._workload.run_timeout_s
+        await self._repeat(lambda: session.schedule(prompt, **options))
+        while prompt in [scheduled.key for scheduled in await self._repeat(session.schedules)]:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(AGAIN_S)
+        self._acknowledged.stored(session.id, [prompt], called_at)
 
     async def _run(self, session: AsyncSession, prompt: str) -> None:
         called_at = self._acknowledged.clock()

@@ -27,12 +27,14 @@ from turnwise.errors import (
     SessionNotFoundError,
     StoreError,
 )
+from turnwise.memory.archive.export import export_session, import_session
 from turnwise.memory.conversation.blocks import Text, ToolResult, ToolUse
 from turnwise.memory.conversation.events import RunCompleted, RunQueued, RunStarted
 from turnwise.memory.conversation.runs import IfBusy
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.views.rebuild import rebuild
+from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing.exhaust import Life, exhaust
 from turnwise.testing.faults import Faults
 from turnwise.testing.world import World
@@ -252,6 +254,22 @@ async def test_what_was_said_is_cleared_removed_and_forgotten_as_other_answers()
     await world.ask("forgetting.clear", 1, memory=False, verify=False, updated_at=None, key="clear")
     await say(world, "last")
     assert [text for _, text in await history(world)] == ["Hello?", "answer to Hello?", "last"]
+
+
+@pytest.mark.virtual_time
+async def test_an_archive_has_what_was_said_and_what_waits_to_be_said() -> None:
+    world = await begun()
+    await say(world, "Hello!")
+    await world.start("first")
+    await say(world, "between")
+    lines: list[str] = []
+    await export_session(world.store.inner, KEY, lines.append)
+    elsewhere = InMemoryStore()
+    await import_session(elsewhere, lines)
+    copy = World(Faults(), engine=FunctionEngine(answer), store=elsewhere)
+    assert await history(copy) == [("assistant", "Hello!"), ("user", "first"), ("assistant", "between")]
+    await say(copy, "Go on.")
+    assert [text for _, text in await history(copy)] == ["Hello!", "first", "between", "Go on."]
 
 
 # Lives: each fault at each point, and a kill at each step

@@ -16,8 +16,9 @@ from turnwise.errors import IdempotencyConflictError, InvalidInputError, Session
 from turnwise.events import RunCompleted, RunStarted
 from turnwise.memories import LexicalMemory
 from turnwise.memory.conversation.blocks import Text
+from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.memory.values.ids import new_id
-from turnwise.strategies import KeepLast
+from turnwise.strategies import DeleteOldest, KeepLast
 from turnwise.testing import LocalProvider
 
 SETTINGS: dict[str, Any] = {"engine": EchoEngine(), "placement": InProcess()}
@@ -107,22 +108,24 @@ def test_long_term_memories_get_what_was_said_as_other_turns(tmp_path: Path) -> 
         assert not [item for item in chat.memory.recall("bus") if "Bergen" in item.text]
 
 
-def test_the_window_counts_what_was_said_and_compacts_it() -> None:
-    with LocalProvider(reply="They said much.") as provider:
+@pytest.mark.parametrize(
+    ("strategy", "window", "sent_numbers"),
+    [(KeepLast(turns=2), 100_000, [7]), (DeleteOldest(count=1), 400, [5, 6, 7])],
+    ids=["by turns", "by tokens"],
+)
+def test_the_window_counts_what_was_said(strategy: Any, window: int, sent_numbers: list[int]) -> None:
+    config = SessionConfig(max_context_tokens=window, reserve_output_tokens=0, token_counter=ByteCounter())
+    with LocalProvider(reply="Well.") as provider:
         engine = OpenAIEngine("local", base_url=provider.base_url, api_key="local")
-        settings = {**SETTINGS, "engine": engine, "overflow": KeepLast(turns=1)}
-        settings["config"] = SessionConfig(max_context_tokens=100_000)
+        settings = {**SETTINGS, "engine": engine, "overflow": strategy, "config": config}
         with SessionManager(f"memory://{new_id()}", **settings) as manager:
             chat = manager.open("chat")
-            for number in range(5):
-                chat.say(f"Number {number}: {'word ' * 50}")
+            for number in range(8):
+                chat.say(f"Number {number} {'x' * 80}")
                 chat.run("Go on.").wait()
-            compaction = chat.compact()
-            assert compaction and compaction.tokens_before > 250 > compaction.tokens_after
-            chat.say("Number 5")
-            chat.run("Go on.").wait()
             sent = json.dumps(provider.requests[-1].body)
-            assert [number for number in range(6) if f"Number {number}" in sent] == [5]
+            assert [number for number in range(8) if f"Number {number}" in sent] == sent_numbers
+            assert len(chat.turns()) == 16
 
 
 def test_a_schedule_may_have_instructions_instead_of_a_prompt() -> None:

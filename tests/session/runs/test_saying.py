@@ -372,7 +372,8 @@ def test_nothing_is_said_twice_or_lost_among_runs_cancels_and_owners() -> None:
                 assert repeated == started
                 said[text] = started.run_id
                 if dice.random() < 0.3:
-                    await persist("admission.cancel", "stop", started.run_id)
+                    with suppress(SessionNotFoundError):
+                        await persist("admission.cancel", "stop", started.run_id)
 
         async def asker() -> None:
             for number in range(3):
@@ -388,13 +389,18 @@ def test_nothing_is_said_twice_or_lost_among_runs_cancels_and_owners() -> None:
                 await cores[-1].transactor.activate()
 
         async def ender() -> None:
+            await asyncio.sleep(dice.random() * 0.3)
             if seed % 3 == 1:
-                await asyncio.sleep(dice.random() * 0.3)
                 await persist("admission.end_session")
+            elif seed % 3 == 2:
+                await store.delete(SessionKey(SESSION))
 
         world.store.fail_rate = 0.05 if seed % 2 else 0.0
         await asyncio.gather(speaker("a"), speaker("b"), asker(), usurper(), ender())
         world.store.fail_rate = 0.0
+        if seed % 3 == 2:
+            assert not await store.query(), "nothing makes a deleted session anew"
+            return
         runs = {run.run_id: run for run in await persist("reads.runs", -1, 100)}
         for run_id in runs:
             await persist("reads.wait", run_id)

@@ -45,7 +45,10 @@ async def schedule_all(store: str) -> None:
         await chat.schedule(STRETCH, after_s=0.2, every_s=3.0, key="stretch")
         await chat.schedule(TEA, after_s=2.0, key="tea")
         await chat.schedule(NEWS, cron="0 9 * * MON-FRI", timezone="Europe/Lisbon", key="news")
-        turn = await next_answer(chat)
+        promise = await chat.say("I shall tell you when it is time.", key="promise")  # without asking a model
+        turn = await promise.wait()
+        print(f"  it says by itself: {turn.text}", flush=True)
+        turn = await next_answer(chat, turn.index)
         print(f"  it says by itself: {turn.text}", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -66,12 +69,16 @@ async def go_on(store: str) -> None:
     """The second program: it opens the store, which is all that what is due waits for."""
     async with bot(store) as manager:
         chat = await manager.get("chat", user_id="sarah")
-        index = 0
-        while "tea" in [schedule.key for schedule in await chat.schedules()] or index < 2:
+        await chat.say("I shall tell you when it is time.", key="promise")  # it was said, and is not said again
+        index = 1
+        while "tea" in [schedule.key for schedule in await chat.schedules()] or index < 3:
             turn = await next_answer(chat, index)
             index = turn.index
             print(f"  it says by itself: {turn.text}")
-        prompts = [prompt_of(turn) for turn in await chat.turns()]
+        promise, *reminders = await chat.turns()
+        assert promise.asked == ()
+        assert all(turn.asked for turn in reminders)
+        prompts = [prompt_of(turn) for turn in reminders]
         assert prompts.count(TEA) == 1, "the reminder came once, though a program was killed"
         assert prompts.count(STRETCH) >= 2
 

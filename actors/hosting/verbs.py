@@ -28,7 +28,7 @@ from turnwise.memory.conversation.spans import Span, Spans, union
 
 if TYPE_CHECKING:
     from turnwise.actors.hosting.session_service import SessionService
-    from turnwise.actors.session.runs.admission import StartOptions
+    from turnwise.actors.session.runs.admission import Started, StartOptions
     from turnwise.memory.conversation.blocks import AnyBlock, Summary
     from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, PendingCall
     from turnwise.memory.conversation.events import Event
@@ -167,7 +167,20 @@ async def start(
     """Start a run with the caller's engine; return its outcome, too, if it ends at once."""
     async with service.engine(engine_id):
         started = await service.core.admission.start(prompts, **options)
-    # If the engine has answered already, return the run's end with its start, which saves the caller a call.
+    return await _start_answer(service, started, cached)
+
+
+@changes()
+async def say(
+    service: SessionService, text: str, *, run_id: str, key: str | None, trace: Mapping[str, str] | None, cached: Spans
+) -> StartAnswer:
+    """Store a text as an answer of the assistant's, by a run that asks no model."""
+    started = await service.core.admission.say(text, run_id=run_id, key=key, trace=trace)
+    return await _start_answer(service, started, cached)
+
+
+async def _start_answer(service: SessionService, started: Started, cached: Spans) -> StartAnswer:
+    """Return the answer to a start; with the run's end if the run ends at once, which saves the caller a call."""
     for _ in range(ENGINE_TICKS):
         await asyncio.sleep(0)
     outcome = None

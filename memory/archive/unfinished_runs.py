@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.archive.block_positions import LOG, ArchivePositions, runs_of, turns_of
-from turnwise.memory.conversation.blocks import decode, encode
+from turnwise.memory.conversation.blocks import Text, decode, encode
 from turnwise.memory.conversation.events import Event, RunInterrupted
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
@@ -34,7 +34,7 @@ class Ends:
 async def interrupt(store: SessionStore, session: SessionRecord, positions: ArchivePositions) -> Ends:
     """Return the ends of a session's open runs. All become interrupted, queued ones too; they keep their prompts.
 
-    The output of each run is repaired, so that the conversation can go on.
+    A run that was to say a text has said it. The output of all others is repaired, so that the conversation can go on.
     """
     ends = Ends(replace(session, log_size=positions.size))
     before: TurnRecord | None = None
@@ -59,7 +59,7 @@ def _end(ends: Ends, run: RunRecord, turn: TurnRecord, texts: Sequence[str]) -> 
     output = [decode(text) for text in texts]
     positions = [Span(LOG, index, index + 1) for span in turn.output for index in range(span.start, span.stop)]
     position_of = {id(block): position for block, position in zip(output, positions, strict=True)}
-    repaired = repair(output, why=WHY, interrupted=True)
+    repaired = repair(output, why=WHY, interrupted=True) if run.says is None else [Text(text=run.says)]
     first, size = session.log_size, session.log_size
     spans = []
     for block in repaired:

@@ -113,6 +113,8 @@ class RunRecord(Record):
     """The system prompt of this run alone, which its requests have after the engine's or the conversation's."""
     tools: FrozenDict = field(default_factory=FrozenDict)
     """The tools of this run alone, whose results its caller provides, by name: `description` and `parameters`."""
+    says: str | None = None
+    """The text that is its answer, if it asks no model: see `Session.say`."""
     joins: bool = False
     """Whether its prompts may join the active run while it is queued: see `run(if_busy="inject")`."""
     trace: FrozenDict = field(default_factory=FrozenDict)

@@ -58,13 +58,26 @@ def between_prompts(blocks: Sequence[Block], *, is_answered: bool = False) -> li
     Args:
         is_answered: whether the blocks end with the beginning of an answer that goes on: then nothing follows them.
     """
-    # By the rules of Anthropic, which is strictest about the user's place.
-    are_assistants = [
-        block.role == "assistant" for block in blocks if not isinstance(block, System) and ANTHROPIC.sends(block)
-    ]
-    first = [User(text=BEGIN)] if are_assistants[:1] == [True] else []
-    last = [User(text=CONTINUE)] if are_assistants[-1:] == [True] and not is_answered else []
-    return [*first, *blocks, *last]
+    first = [User(text=BEGIN)] if _are_assistants(blocks)[:1] == [True] else []
+    return [*first, *(blocks if is_answered else before_answer(blocks))]
+
+
+def before_answer(blocks: Sequence[Block]) -> list[Block]:
+    """Return the blocks with a text of the user behind them, where the assistant ends or nothing is sent. O(blocks).
+
+    For runs without prompts: some servers refuse a conversation that ends with the assistant, and others go on with its
+    last text instead of answering.
+    """
+    is_needed = _are_assistants(blocks)[-1:] in ([], [True])
+    return [*blocks, User(text=CONTINUE)] if is_needed else list(blocks)
+
+
+def _are_assistants(blocks: Sequence[Block]) -> list[bool]:
+    """Return which blocks are of the assistant, of those that are sent by the rules of Anthropic.
+
+    These rules are the strictest about the user's place.
+    """
+    return [block.role == "assistant" for block in blocks if not isinstance(block, System) and ANTHROPIC.sends(block)]
 
 
 def _user_message(text: str) -> Message:

@@ -62,9 +62,9 @@ def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str,
 
     - The last `System` is the first message; other system prompts are not sent.
     - Each text of the user is a message with its images and files (see `prompts_apart`), so a prompt that was not
-      answered stays apart from the next one. If the profile says that roles alternate, they are one message. Its
-      content is a string, with a blank line between texts, unless it has images or files, since many servers accept no
-      list of texts.
+      answered stays apart from the next one. If the profile says that roles alternate, they are one message, and the
+      user begins and ends: see `arranged`. A content is a string, with a blank line between texts, unless it has images
+      or files, since many servers accept no list of texts.
     - Consecutive blocks of the assistant are one message, with its text (see `text_of`) and the calls in `tool_calls`.
     - Each tool result is a message, in the order in which the calls were declared. Such a message takes text only. So
       the pictures and files of the results are in a message of the user after the last result, each after a text that
@@ -87,6 +87,8 @@ def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str,
         profile.returns_thoughts == "known" and any(isinstance(block, Thinking) for block in blocks)
     )
     rules = replace(CHAT, id_limit=sys.maxsize) if profile.has_long_ids else CHAT
+    if profile.alternates:
+        rules = replace(rules, user_begins=True, user_ends=True)
     for message in fit(arranged(filter(_is_read, blocks), rules), rules):
         if message.role == "assistant":
             messages.append(_assistant_message(message.blocks, profile, has_thought=has_thought))

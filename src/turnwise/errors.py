@@ -196,9 +196,9 @@ class InvalidPromptError(InvalidInputError):
 
 
 class EmptyTurnError(InvalidInputError):
-    """A run has no prompts: none were passed and none were appended."""
+    """A run has no prompts, since none were passed and none were appended, and no instructions of its own either."""
 
-    message = "session {session_id!r} has nothing to run: pass a prompt that is not blank"
+    message = "session {session_id!r} has nothing to run: pass a prompt that is not blank, or instructions"
     session_id: str
 
 

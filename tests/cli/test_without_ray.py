@@ -85,6 +85,9 @@ def test_each_command_works_and_imports_nothing_of_ray(commands: Commands, tmp_p
         (["export", store, "chat", file, *of_ann], ""),
         (["import", store, file, "--as", "copy"], "copy\n"),
         (["cancel", store, "long"], "run r-6 is interrupted\n"),
+        (["say", store, "chat", "Your tea has drawn.", "--key", "tea", *of_ann], "session chat has said it\n"),
+        (["say", store, "chat", "Your tea has drawn.", "--key", "tea", *of_ann, "--json"], '"state": "completed"'),
+        (["show", store, "chat", *of_ann], "Your tea has drawn."),
         (["end", store, "money", "--user", "bob"], "session money has ended\n"),
         (["fork", store, "chat", *of_ann, "--at", "0", "--as", "other"], "other\n"),
         (["rm", store, "mine", *of_ann, "--yes"], "session mine is deleted\n"),
@@ -93,6 +96,7 @@ def test_each_command_works_and_imports_nothing_of_ray(commands: Commands, tmp_p
     ):
         code, output, errors = commands.run(*words)
         assert (code, errors) == (0, "") and shown in output, (words, output, errors)
+    assert commands.run("show", store, "chat", *of_ann)[1].count("Your tea has drawn.") == 1
     assert "And tomorrow?" not in commands.run("show", store, "other", *of_ann)[1]
     assert commands.run("show", store, "mine", *of_ann)[0] == 1
     assert commands.end() == 0, "nothing of Ray was imported"

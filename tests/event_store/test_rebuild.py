@@ -136,7 +136,7 @@ async def test_a_forks_history_is_whole_whatever_its_id_has_of_its_parents(fork_
 async def test_events_without_the_conversation_are_refused() -> None:
     about: dict[str, Any] = {"session_id": "s", "at": 1.5, "run_id": "r", "turn_index": 3}
     with pytest.raises(TranscriptError, match=r"event 7 \(run_started\) of session 's' has no prompts"):
-        rebuild([RunStarted(seq=7, **about)])
+        rebuild([RunStarted(seq=7, prompt=(("", 0, 1),), **about)])
     with pytest.raises(TranscriptError, match=r"event 7 .*has no input_blocks"):
         rebuild([RunStarted(seq=7, blocks=(User(text="hi"),), input=(("", 0, 3),), **about)])
     with pytest.raises(TranscriptError, match=r"event 8 .*lost turns"):

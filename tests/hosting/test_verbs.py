@@ -98,6 +98,7 @@ OWN: dict[str, dict[str, Any]] = {
     "import_turns": {"after": None},
     "memory.save": {"id": "another"},
     "memory.update": {"text": "Ann sold her boat."},
+    "say": {"run_id": "fourth", "trace": None},
     "schedule": {"delivery_id": "news", "key": "news", "options": {}},
 }
 """What single verbs get besides."""

@@ -225,6 +225,8 @@ class Session:
     def run(self, *prompts: Prompt, **options: Unpack[RunOptions]) -> ExecutionHandle:
         """Start a run on the appended prompts and these; on return the run is durable, and started or queued.
 
+        With `instructions`, a run needs no prompts: the model goes on with the conversation as they say.
+
         While another run is active, `if_busy` decides:
 
         | `if_busy` | what is stored | what runs | callers of other runs |
@@ -296,7 +298,8 @@ class Session:
                 object; the engine does not support typed output, or instructions and tools of runs; or it has a tool of
                 the same name. Nothing was stored.
             SessionBusyError, QueueFullError, SessionEndedError: the session takes no run now; nothing was stored.
-            EmptyTurnError, InvalidPromptError: there are no prompts, or one cannot be stored; nothing was stored.
+            EmptyTurnError, InvalidPromptError: there are neither prompts nor `instructions`, or a prompt cannot be
+                stored; nothing was stored.
             IdempotencyConflictError, TurnIdTakenError: the key or the id is in use; nothing was stored.
             RunNotFoundError: the user has no run with the id `parent`; nothing was stored.
         """
@@ -307,6 +310,30 @@ class Session:
             return ExecutionHandle(self._client, *run, started.outcome, dropped=True)
         output, on_event = options.get("output"), options.get("on_event")
         return ExecutionHandle(self._client, *run, started.outcome, output=output, on_event=on_event)
+
+    @checked(text=Text, key=IdempotencyKey | None)
+    def say(self, text: str, *, key: str | None = None) -> ExecutionHandle:
+        """Store a text as the assistant's message, without asking a model; return the handle of its run. Durable.
+
+        The text is the answer of a run of its own, whose events followers get as those of other runs. The prompts that
+        `append` has stored, if there are any, come before it in the same turn. In a free session the run has ended on
+        return. In a busy one it is queued, as with `if_busy="enqueue"`, and is a run as any other while it waits: a
+        cancel, or a later run with `interrupt`, `rollback` or `latest`, ends it, and its text with it.
+
+        Requests to models, the window, long-term memories, forks and archives have the text as they have other answers.
+
+        Args:
+            key: the run's `idempotency_key`: a repeated call with the same key and the same text returns the run of the
+                first call, and says nothing.
+
+        Raises:
+            QueueFullError, SessionEndedError: the session takes no run now; nothing was stored.
+            InvalidPromptError: the text is blank, is not valid text or takes more than `max_prompt_bytes`, or a tool
+                call among the appended prompts has no result; nothing was stored.
+            IdempotencyConflictError: the key is in use; nothing was stored.
+        """
+        started = self._host.say(text, key)
+        return ExecutionHandle(self._client, self._ref, started.run_id, started.turn_index, started.outcome)
 
     def _settings(self, options: RunOptions) -> StartOptions:
         settings = checked_options(options)
@@ -345,7 +372,7 @@ class Session:
         answers with the engine of the manager that used it last; see the guide on timers.
 
         Args:
-            prompts: what each run begins with.
+            prompts: what each run begins with; none if `instructions` say what it is for.
             at: when it is due first, in seconds since the epoch.
             after_s: or in how many seconds.
             every_s: it recurs after each so many seconds, counted from the first time, so that it does not drift.
@@ -423,13 +450,14 @@ class Session:
         """
         run_options = later_options(self._later_settings("Session.change_schedule()", options))
         when = when_of(at=at, after_s=after_s, every_s=every_s, cron=cron, timezone=timezone, until=until)
-        if run_options and not prompts:
+        brings_run = bool(prompts) or "instructions" in run_options
+        if run_options and not brings_run:
             raise InvalidInputError("prompts", (), f"pass the prompts to which {sorted(run_options)} belong")
         return self._host.ask(
             verbs.change_schedule(
                 key,
                 when=when,
-                prompts=plain_prompts(self.id, prompts) if prompts else None,
+                prompts=plain_prompts(self.id, prompts) if brings_run else None,
                 missed=missed,
                 if_busy=options.get("if_busy"),
                 options=run_options,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.shared.resending import Search, lost_error
 from turnwise.actors.client.shared.sessions_client import SessionsClient
+from turnwise.actors.client.shared.trace_context import callers_trace
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.runtime import AwayError, CallError
 from turnwise.actors.hosting.verb_declaration import Reader, VerbCall
@@ -21,10 +22,12 @@ from turnwise.actors.hosting.wire import (
     PackedOutcome,
     Refused,
     SessionRef,
+    StartAnswer,
     StartedRun,
     Waited,
 )
 from turnwise.errors import NoActiveRunError, OverloadedError, ReadOnlyStoreError, SessionFencedError
+from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.events import AnyEvent, Event
 from turnwise.memory.conversation.prompts import Prompt
 from turnwise.memory.conversation.runs import Until
@@ -126,9 +129,17 @@ class SessionHost:
     def start(self, prompts: tuple[Prompt, ...], options: StartOptions) -> StartedRun:
         """Start a run with the client's engine; the engine is sent first if the session has another."""
         cache = self._client.cache(self._ref)
-        started = self.ask(verbs.start(prompts, options, cache.held))
-        outcome = self._client.outcome(started.outcome, cache) if started.outcome else None
-        return StartedRun(started.run_id, started.turn_index, outcome, started.dropped)
+        return self._started(self.ask(verbs.start(prompts, options, cache.held)), cache)
+
+    def say(self, text: str, key: str | None) -> StartedRun:
+        """Store a text as an answer of the assistant's; see `Session.say`."""
+        cache = self._client.cache(self._ref)
+        trace = callers_trace().get("trace")
+        return self._started(self.ask(verbs.say(text, run_id=new_id(), key=key, trace=trace, cached=cache.held)), cache)
+
+    def _started(self, answer: StartAnswer, cache: BlockCache) -> StartedRun:
+        outcome = self._client.outcome(answer.outcome, cache) if answer.outcome else None
+        return StartedRun(answer.run_id, answer.turn_index, outcome, answer.dropped)
 
     def delete(self, *, memory: bool, verify: bool, updated_at: float | None = None) -> Forgotten:
         """Delete the session; if `memory` is set, the client's memories forget it too."""

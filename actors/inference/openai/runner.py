@@ -22,7 +22,7 @@ from turnwise.memory.conversation.output_type import OutputType, as_said
 from turnwise.memory.conversation.transcript import system_of
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.providers.arrangement import prompted
+from turnwise.memory.providers.arrangement import before_answer, prompted
 from turnwise.memory.providers.validation import Rules
 
 if TYPE_CHECKING:
@@ -205,6 +205,8 @@ class OpenAIRunner:
     async def ask(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         """Return the answer, with the model and parameters of this runner; see `run`."""
         conversation = as_said(self._api.rules.spare(turn.blocks, keep=turn.asked))
+        if context.instructions and not (turn.asked or turn.output):
+            conversation = before_answer(conversation)
         if self._settings.system is not None:
             conversation.append(System(text=self._settings.system))
         if context.instructions:

@@ -41,7 +41,7 @@ from turnwise.errors import (
     TurnIdTakenError,
     shown,
 )
-from turnwise.memory.conversation.blocks import Block, Document, Image, ToolResult, ToolUse
+from turnwise.memory.conversation.blocks import Block, Document, Image, Text, ToolResult, ToolUse
 from turnwise.memory.conversation.events import PromptAppended, RunQueued, SessionEnded
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.model_params import merged
@@ -96,6 +96,7 @@ class StartOptions(TypedDict, total=False):
     output: Mapping[str, Any] | None
     instructions: str | None
     tools: Mapping[str, Mapping[str, Any]] | None
+    says: str | None
     trace: Mapping[str, str] | None
 
 
@@ -125,7 +126,7 @@ class _StartRequest:
 
     def _fingerprint(self) -> str:
         """Return a digest of the prompts and of the options of the model call."""
-        options = [self.options.get(name) for name in ("model", "params", "output", "instructions", "tools")]
+        options = [self.options.get(name) for name in ("model", "params", "output", "instructions", "tools", "says")]
         return hashlib.sha256("\n".join([*self.encoded, json.dumps(options, sort_keys=True)]).encode()).hexdigest()
 
 
@@ -241,11 +242,13 @@ class RunAdmission:
             output: the type of the run's answer; see `OutputType`.
             instructions: the system prompt of this run alone.
             tools: the tools of this run alone; see `RunContext.tools`.
+            says: the run's answer; no model is asked. See `say`.
             trace: the W3C trace context of the caller.
 
         Raises:
             SessionBusyError, QueueFullError, SessionEndedError: the session takes no run now; nothing was stored.
-            EmptyTurnError, InvalidPromptError: there are no prompts, or one cannot be stored; nothing was stored.
+            EmptyTurnError, InvalidPromptError: there are neither prompts nor instructions, or a prompt cannot be
+                stored; nothing was stored.
             IdempotencyConflictError, TurnIdTakenError: the key or the id is in use; nothing was stored.
             TooManyError: there are more prompts than one call may bring, or than may wait for runs; nothing was stored.
             InvalidInputError: labels or instructions are larger than `SessionConfig` allows, or the engine does not
@@ -264,6 +267,28 @@ class RunAdmission:
         except Exception as error:
             request.operation.end(error)
             raise
+
+    async def say(
+        self, text: str, *, run_id: str, key: str | None = None, trace: Mapping[str, str] | None = None
+    ) -> Started:
+        """Store a text as the assistant's answer to the prompts stored by `append`, if any; durable on return.
+
+        It is a run that asks no model. In a free session one commit begins and ends the run. In a busy one the run is
+        queued, as with `enqueue`: a cancel takes the text along while the run waits, and comes too late afterwards.
+
+        Args:
+            run_id, key, trace: `key` is the `idempotency_key`; see `start`.
+
+        Raises:
+            QueueFullError, SessionEndedError: the session takes no run now; nothing was stored.
+            InvalidPromptError: the text is blank or cannot be stored, or a tool call among the appended prompts has no
+                result; nothing was stored.
+            IdempotencyConflictError: the key is in use for another run; nothing was stored.
+        """
+        if not text.strip():
+            raise InvalidPromptError(self._state.session_id, "the text to say is blank")
+        accept(self._state.session_id, [Text(text=text)], self._engines.config.max_prompt_bytes)
+        return await self.start((), run_id=run_id, if_busy="enqueue", idempotency_key=key, says=text, trace=trace)
 
     async def deliver(self, key: str, delivery_id: str, revision: int) -> Started | None:
         """Carry out the next occurrence of a delivery: start its run, by its `if_busy`; durable on return.
@@ -410,7 +435,7 @@ class RunAdmission:
                 return started
             raise
         prompts, search = (*self._journal.blocks.cache.read(turn.prompt), *blocks), None
-        if begins:
+        if begins and record.says is None:
             with within(operation):
                 search = await self._retrieval.search_early(request.run_resources, record.memory, prompts)
         turn = replace(
@@ -427,6 +452,20 @@ class RunAdmission:
             event = start_event(run.record, run.turn, self._state.head, session, prompts)
         if request.turn_id is not None:
             event[1].update({"turn_id": request.turn_id, "key": turn_key(request.turn_id)})
+        if begins and record.says is not None:
+            said = self._driver.said(run, record.says, session)
+            await self._transactor.commit(
+                said.session,
+                [event, said.event],
+                blocks=said.blocks,
+                turns=[said.turn],
+                new_run=said.record,
+                live=False,
+                deliveries=request.delivery_changes(now),
+            )
+            run_queue.clear_pending()
+            self._driver.note_said(run, said)
+            return Started(run.run_id, turn.index)
         await self._transactor.commit(
             session,
             [*map(end_event, ends), event],
@@ -680,17 +719,21 @@ class RunAdmission:
         state, session, options = self._state, self._journal.session, request.options
         if state.busy and request.if_busy == "reject" and not is_free:
             raise SessionBusyError(state.session_id, state.busy.run_id)
-        if not request.blocks and state.run_queue.pending is None and not (state.busy and request.if_busy == "drop"):
+        has_prompts = request.blocks or state.run_queue.pending or (state.busy and request.if_busy == "drop")
+        says, instructions, tools = options.get("says"), options.get("instructions"), options.get("tools") or {}
+        if not (has_prompts or says or (instructions and instructions.strip())):
             raise EmptyTurnError(state.session_id)
         output = options.get("output")
         request.run_resources = request.run_resources.of_engine(session.engine)
         builder = request.run_resources.builder
-        if isinstance(builder, MissingEngine):
-            raise builder.error(state.session_id)
         model, params = options.get("model") or session.model, merged(session.params, options.get("params") or {})
-        instructions, tools = options.get("instructions"), options.get("tools") or {}
-        check_taken(engine_of_run(builder, instructions, tools), model, params)
-        check_answers(builder, output, params)
+        if says is None:
+            if isinstance(builder, MissingEngine):
+                raise builder.error(state.session_id)
+            check_taken(engine_of_run(builder, instructions, tools), model, params)
+            check_answers(builder, output, params)
+        else:
+            model, params = None, FrozenDict()
         now, silence_s = self._journal.clock(), options.get("debounce_s")
         return RunRecord(
             **state.key._asdict(),
@@ -711,6 +754,7 @@ class RunAdmission:
             output=FrozenDict(output) if output else None,
             instructions=instructions,
             tools=FrozenDict(tools),
+            says=says,
             joins=bool(state.busy) and request.if_busy == "inject" and not any(map(options.get, _OWN_OPTIONS)),
         )
 
@@ -756,7 +800,10 @@ def asks_alike(first: RunRecord, second: RunRecord) -> bool:
 _OWN_OPTIONS = ("turn_id", "parent", "timeout_s", "memory", "model", "params", "output", "instructions", "tools")
 """The options that keep a run from joining another one, since it would lose them."""
 
-_COMPARED = ("engine", "parent", "timeout_s", "memory", "model", "params", "output", "instructions", "tools", "joins")
+_COMPARED = (
+    *("engine", "parent", "timeout_s", "memory", "model", "params"),
+    *("output", "instructions", "tools", "says", "joins"),
+)
 
 
 def _check_labels(labels: Mapping[str, str], config: SessionConfig) -> None:

@@ -134,13 +134,13 @@ class Recovery:
     async def _repair(self, lost_runs: Sequence[ActiveRun]) -> None:
         """In one commit, resume or end the runs whose process was lost, and begin the next queued run.
 
-        `on_lost` decides which runs resume; the others end as interrupted. In an ended session, queued runs are
-        cancelled. If a run is still active, this commits even without any change, since the commit reserves the numbers
-        of the run's next live events.
+        `on_lost` decides which runs resume; the others end as interrupted. A run that says a text always resumes, as it
+        has only its end to store. In an ended session, queued runs are cancelled. If a run is still active, this
+        commits even without any change, since the commit reserves the numbers of the run's next live events.
         """
         session, now = self._journal.session, self._journal.clock()
         is_active = session.status == "active"
-        resumed = [run for run in lost_runs if is_active and _resumes(run)]
+        resumed = [run for run in lost_runs if run.record.says is not None or (is_active and _resumes(run))]
         ending = [run for run in lost_runs if run not in resumed]
         reasons = [_end_reason(run) if is_active else LOST for run in ending]
         ends = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ from turnwise.actors.session.window.request_fitting import RequestFitting
 from turnwise.actors.session.window.window_compaction import WindowCompaction
 from turnwise.errors import EngineError, StoreError, TurnwiseError
 from turnwise.memory.background import log_failure, retry
-from turnwise.memory.conversation.blocks import Block, ToolResult
+from turnwise.memory.conversation.blocks import Block, Text, ToolResult
 from turnwise.memory.conversation.calls.tool_calls import CallState, encode_calls
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.runs import RunRecord
@@ -41,6 +42,18 @@ from turnwise.memory.values.records import replace
 
 Begun = tuple[ActiveRun, RunRecord, TurnRecord]
 """A run, with its record and turn as they are once it is active."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a run, and what the commit that ends it stores."""
+
+    record: RunRecord
+    turn: TurnRecord
+    event: NewEvent
+    blocks: list[Block]
+    """The blocks that the turn adds to the session's log, the last ones of it."""
+    session: SessionRecord
 
 
 class RunDriver:
@@ -223,6 +236,8 @@ class RunDriver:
             await retry(self._transactor.activate, task_name, until=self._transactor.is_final)
 
     async def _attempt(self, run: ActiveRun) -> Ending:
+        if run.record.says is not None:
+            return _said(run.record.says)
         config = self._engines.config
         run.follow()
         run.attempt = attempt = Attempt(run, self, interval_s=config.delta_interval_s)
@@ -272,15 +287,8 @@ class RunDriver:
         if run.done.done():
             return
         drop = run.discard and ending.state == "cancelled"
-        attempt = run.attempt or Attempt(run, self, interval_s=0)
-        state: Literal["completed", "cancelled", "failed"] = "failed" if ending.state == "suspended" else ending.state
-        fields: dict[str, Any] = {"usage": run.bill(), "stop_reason": ending.code or attempt.stop_reason}
-        end = run.ended(state, ending.why, self._journal.clock(), code=ending.code, **fields)
-        session = run.charged(self._journal.session, end)
-        turn, blocks = run.turn, list[Block]()
-        if not drop:
-            turn, blocks, session = run.with_output(attempt.output(ending), session, status=state, **fields)
-        ended = end_event(end, blocks, session, discarded=drop)
+        ended = self._ended(run, ending, self._journal.session, discarded=drop)
+        turn, blocks, session = ended.turn, ended.blocks, ended.session
         if ending.code == REFUSED:
             turn, texts = leave_out(turn, self._journal.blocks.cache, session.log, session.log_size)
             blocks, session = [*blocks, *texts], replace(session, log_size=session.log_size + len(texts))
@@ -292,23 +300,50 @@ class RunDriver:
             session,
             [
                 *run.added_events(UnknownOutcome()),
-                ended,
+                ended.event,
                 *self.start_events(begun, head, session),
             ],
             blocks=blocks,
             turns=[*([] if drop else [turn]), *(waiting or requeued)],
             dropped_turns=[turn.index] if drop else [],
-            runs=[end, *(record for _, record, _ in begun)],
+            runs=[ended.record, *(record for _, record, _ in begun)],
             live=bool(begun),
         )
         self._state.run_queue.apply(() if begun else requeued)
         self._state.continue_from(head)
         self._state.set_active(None)
-        self.note_end(run, end, None if drop else turn)
+        self.note_end(run, ended.record, None if drop else turn)
         self.launch_next(begun)
+        self._after_end()
+
+    def _ended(self, run: ActiveRun, ending: Ending, session: SessionRecord, *, discarded: bool = False) -> Ended:
+        """Return the end of a run that has begun; `session` is the row before it."""
+        attempt = run.attempt or Attempt(run, self, interval_s=0)
+        state: Literal["completed", "cancelled", "failed"] = "failed" if ending.state == "suspended" else ending.state
+        fields: dict[str, Any] = {"usage": run.bill(), "stop_reason": ending.code or attempt.stop_reason}
+        end = run.ended(state, ending.why, self._journal.clock(), code=ending.code, **fields)
+        session = run.charged(session, end)
+        turn, blocks = run.turn, list[Block]()
+        if not discarded:
+            turn, blocks, session = run.with_output(attempt.output(ending), session, status=state, **fields)
+        return Ended(end, turn, end_event(end, blocks, session, discarded=discarded), blocks, session)
+
+    def _after_end(self) -> None:
         self.watch_queue()
         self._compaction.watch()
         self._ingestion.save_soon()
+
+    def said(self, run: ActiveRun, text: str, session: SessionRecord) -> Ended:
+        """Return the end of a run that says a text, for the commit that begins the run too; `session` is its row."""
+        return self._ended(run, _said(text), session)
+
+    def note_said(self, run: ActiveRun, ended: Ended) -> None:
+        """Continue the session from a run that one commit has begun and ended. Call it after that commit."""
+        self._state.trim_events(run)
+        self._state.continue_from(ended.turn)
+        self._drop_old_blocks()
+        self.note_end(run, ended.record, ended.turn)
+        self._after_end()
 
     def note_end(self, run: ActiveRun, end: RunRecord, turn: TurnRecord | None) -> None:
         """Remember the end of a run that is no longer active, after the commit that stored it, and wake its waiters."""
@@ -434,3 +469,8 @@ class RunDriver:
         for block in joining.added(run.output.blocks):
             attempt.ledger.append(block)
         self._joining.after_commit(joining, self.note_end)
+
+
+def _said(text: str) -> Ending:
+    """Return the end of a run whose answer is a text of its caller's."""
+    return Ending("completed", answer=[Text(text=text)])

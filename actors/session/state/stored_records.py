@@ -60,8 +60,16 @@ class StoredRecords:
             session: the session's row, which names its log.
         """
         remaining = union(span for span in spans if span.log == session.log)
+        first = await self._index_before(remaining[0], session.next_index) if remaining else -1
+        turns, remaining = await self._turns_from(first, remaining)
+        if remaining and first >= 0:  # the first one has no prompt by which it could be found
+            earlier, _ = await self._turns_from(-1, remaining)
+            turns = sorted([*earlier, *turns], key=lambda turn: turn.index)
+        return turns
+
+    async def _turns_from(self, after: int, remaining: Spans) -> tuple[list[TurnBlocks], Spans]:
+        """Return the turns above an index that added some of these blocks, and the blocks that none of them added."""
         turns: list[TurnBlocks] = []
-        after = await self._index_before(remaining[0], session.next_index) if remaining else -1
         while remaining and (page := await self._store.turns(self._key, after=after)):
             runs = await read_runs(partial(self._store.runs, self._key), after + 1, page[-1].index + 1)
             private = {run.run_id for run in runs if run.memory != "on"}
@@ -72,16 +80,19 @@ class StoredRecords:
                     turns.append(TurnBlocks(turn.index, added, turn.created_at, is_private))
                     remaining = subtract(remaining, added)
             after = page[-1].index
-        return turns
+        return turns, remaining
 
     async def _index_before(self, place: Span, next_index: int) -> int:
-        """Return an index below that of the turn whose prompt is at this place, by bisection: prompts are in order."""
+        """Return an index below that of the turn whose prompt is at this place, by bisection: prompts are in order.
+
+        Turns without prompts say nothing about the place; the bisection goes on before them.
+        """
         low, high = 0, next_index
         while low < high:
             middle = (low + high) // 2
             page = await self._store.turns(self._key, after=middle - 1, limit=1)
             starts = [span.start for turn in page for span in turn.prompt if span.log == place.log]
-            if page and min(starts, default=-1) <= place.start:
+            if starts and min(starts) <= place.start:
                 low = page[0].index + 1
             else:
                 high = middle

@@ -68,7 +68,7 @@ class Rebuilt:
         return [*self._input, *self._ledger.blocks()] if self._ledger else list(self._before)
 
     def _begin(self, event: RunStarted) -> None:
-        if not event.blocks:
+        if event.prompt and not event.blocks:
             raise TranscriptError(f"{_name(event)} has no prompts: begin with the events of a later run")
         self._input = [*self._before, *event.blocks] if event.input is None else _input_of(event)
         self._ledger, self._run_id = Ledger(), event.run_id

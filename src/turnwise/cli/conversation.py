@@ -186,7 +186,7 @@ class Conversation:
 
     def _retry(self, _: str) -> None:
         latest = self.session.latest()
-        if latest is None:
+        if latest is None or not latest.asked:
             self._failed = True
             self._answers.error("there is nothing to ask again yet")
             return

@@ -1,4 +1,4 @@
-"""`turnwise cancel`, `approve`, `reject`, `end`, `rm` and `fork`: what changes a session.
+"""`turnwise say`, `cancel`, `approve`, `reject`, `end`, `rm` and `fork`: what changes a session.
 
 They reach the process that has the session, in the Ray that `RAY_ADDRESS` names, that has the SQLite file open, or that
 `ray start` has started on this machine. A session without a process gets one for the command in that Ray; where there
@@ -73,6 +73,31 @@ class _Place:
     user: str | None
     history: str | None
     namespace: str
+
+
+def say(
+    store: Store,
+    session: SessionId,
+    text: Annotated[str, typer.Argument(help="What the assistant says.")],
+    *,
+    key: Annotated[str | None, typer.Option(help="The same text with the same key is said once.")] = None,
+    user: User = None,
+    history: History = None,
+    namespace: Namespace = "turnwise",
+    as_json: AsJson = False,
+) -> None:
+    """Store a text as the assistant's message, without asking a model. A busy session says it after its runs."""
+
+    async def work() -> None:
+        async with _acting(_Place(store, user, history, namespace), session) as (handle, _):
+            execution = await handle.say(text, key=key)
+            state = (await execution.info()).state
+            message = (
+                f"session {handle.id} has said it" if state == "completed" else f"run {execution.run_id} is {state}"
+            )
+            _report({"session_id": handle.id, "run_id": execution.run_id, "state": state}, message, as_json=as_json)
+
+    run(work())
 
 
 def cancel(

@@ -202,6 +202,31 @@ async def test_no_request_waits_longer_than_the_service_lets_it(folder: Path) ->
         assert (await client.post(f"{run}/cancel", json={})).json() == {"cancelled": True}
 
 
+async def test_a_session_says_a_text_for_its_user_alone(tmp_path: Path) -> None:
+    async with in_process(tmp_path) as client:
+        path = await opened(client, "speaker")
+        key = {"Idempotency-Key": "greeting"}
+        said = await client.post(f"{path}/say", json={"text": "Hello!"}, headers=key)
+        assert said.status_code == 202 and said.headers["location"] == f"/v1/runs/{said.json()['id']}"
+        run = (await client.get(said.headers["location"])).json()
+        assert (run["state"], run["says"], run["idempotency_key"]) == ("completed", "Hello!", "greeting")
+        again = await client.post(f"{path}/say", json={"text": "Hello!"}, headers=key)
+        assert again.json() == said.json()
+        other = await client.post(f"{path}/say", json={"text": "Goodbye!"}, headers=key)
+        assert other.status_code == 422 and other.json()["error"] == "idempotency_conflict"
+        blank = await client.post(f"{path}/say", json={"text": " "})
+        assert blank.status_code == 422 and blank.json()["error"] == "invalid_prompt"
+        assert (await client.post(f"{path}/say", json={"text": "Hi"}, headers=BOB)).status_code == 404
+        await client.post("/v1/sessions", json={"id": "speaker"}, headers=BOB)
+        assert (await client.post(f"{path}/say", json={"text": "Hi, Bob."}, headers=BOB)).status_code == 202
+        for headers, text in (({}, "Hello!"), (BOB, "Hi, Bob.")):
+            page = (await client.get(f"{path}/messages", headers=headers)).json()
+            assert [(message["role"], message["text"]) for message in page["items"]] == [("assistant", text)]
+        assert (await client.post(f"{path}/end")).status_code == 204
+        ended = await client.post(f"{path}/say", json={"text": "Hi"})
+        assert ended.status_code == 409 and ended.json()["error"] == "session_ended"
+
+
 async def test_sessions_are_appended_to_forked_compacted_and_cleared(folder: Path) -> None:
     async with in_process(folder) as client:
         path = await opened(client, "base")

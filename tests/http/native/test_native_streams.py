@@ -12,7 +12,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from servers.http_service import WAIT_S, Frames, frames, frames_of, manager_of, on_server, served
+from servers.http_service import BOB, WAIT_S, Frames, frames, frames_of, manager_of, on_server, served
 from turnwise.http import create_app
 
 SSE = {"Accept": "text/event-stream"}
@@ -118,6 +118,35 @@ async def test_a_run_outlives_its_client_unless_it_asks_otherwise(folder: Path) 
         assert await state_of(client, newest) == "cancelled"
         refused = await client.get(f"/v1/runs/{run['id']}/wait", headers={"X-On-Disconnect": "maybe"})
         assert refused.status_code == 422 and refused.json()["field"] == "X-On-Disconnect"
+
+
+async def test_streams_of_two_users_tell_once_and_in_order_what_their_sessions_say(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, client):
+        path = await opened(client, "speaker")
+        await client.post("/v1/sessions", json={"id": "speaker", "engine": "slow"}, headers=BOB)
+
+        async def follow(headers: dict[str, str], count: int) -> list[Any]:
+            told: list[Any] = []
+            async with client.stream("GET", f"{path}/events", headers={**SSE, **headers}) as response:
+                async for frame in frames(response):
+                    told.append(frame)
+                    if sum(frame["event"] == "run_completed" for frame in told) == count:
+                        break
+            return told
+
+        following = asyncio.gather(follow({}, 3), follow(BOB, 1))
+        await client.post(f"{path}/say", json={"text": "Hello, Ann."})
+        await client.post(f"{path}/runs", json={"prompt": "one two three four"})
+        queued = await client.post(f"{path}/say", json={"text": "One more thing."})
+        assert (await client.get(queued.headers["location"])).json()["state"] == "queued"
+        await client.post(f"{path}/say", json={"text": "Hello, Bob."}, headers=BOB)
+        anns, bobs = await asyncio.wait_for(following, WAIT_S)
+        for told, texts in ((anns, ["Hello, Ann.", "one two three four", "One more thing."]), (bobs, ["Hello, Bob."])):
+            ends = [frame["data"] for frame in told if frame["event"] == "run_completed"]
+            assert [end["blocks"][-1]["text"] for end in ends] == texts
+            numbers = [int(frame["id"]) for frame in told]
+            assert numbers == sorted(set(numbers))
+            assert sum(frame["event"] == "run_started" for frame in told) == len(texts)
 
 
 async def test_a_setting_may_cancel_the_runs_of_clients_that_leave(folder: Path) -> None:

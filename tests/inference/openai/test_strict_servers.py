@@ -89,6 +89,27 @@ def test_a_strict_server_accepts_a_whole_conversation(strict: StrictServer, name
             assert not any(strict.judge(request) for request in server.requests)
 
 
+@pytest.mark.parametrize("named", [True, False], ids=["with its profile", "without a profile"])
+@pytest.mark.parametrize("strict", STRICT, ids=lambda strict: strict.name)
+async def test_a_strict_server_accepts_what_the_session_has_said(strict: StrictServer, named: bool) -> None:
+    """First and twice in a row; then a prompt, and a run with instructions instead of one."""
+    with QuirkServer(strict.says("Tea?"), strict.says("Now."), refuse=strict.judge) as server:
+        store = InMemoryStore()
+        await store.create(SessionRecord(session_id=SESSION))
+        chosen = engine(strict, base_url=server.base_url, provider=strict.provider if named else None)
+        core = SessionCore(SessionKey(SESSION), store, chosen)
+        for text in ("Hello.", "Are you there?"):
+            await core.admission.say(text, run_id=text)
+        await core.admission.start(["Yes."], run_id="asked")
+        await core.reads.wait("asked")
+        await core.admission.start([], run_id="told", instructions="The tea is ready: say so.")
+        for run_id, text in (("asked", "Tea?"), ("told", "Now.")):
+            outcome = await core.reads.wait(run_id)
+            assert outcome.turn and outcome.turn.text == text, outcome.run.why
+        assert await core.ownership.leave()
+    await check_session(store, SESSION)
+
+
 def test_the_endpoints_page_lists_what_each_server_refuses() -> None:
     page = (Path(__file__).parents[3] / "docs/endpoints.md").read_text(encoding="utf-8")
     lines = [f"- *{strict.name}*: {'; '.join(refusal.title for refusal in strict.refusals)}" for strict in STRICT]

@@ -38,6 +38,7 @@ from turnwise.errors import (
 from turnwise.memory.conversation.blocks import AnyBlock, Document, Image, answer_text
 from turnwise.memory.conversation.output_type import OutputType, as_said
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.providers.arrangement import before_answer
 from turnwise.memory.providers.openai_responses import encode
 from turnwise.memory.providers.validation import RESPONSES
 from turnwise.memory.values.checked_settings import Names, PositiveCount, checked_settings
@@ -328,6 +329,8 @@ class AgentRunner:
         """Return the conversation as items. Each prompt is one, so that a guardrail sees the newest one alone."""
         model = agent.model if isinstance(agent.model, str) else getattr(agent.model, "name", "")
         blocks = as_said(RESPONSES.spare(blocks_said, keep=turn.asked))
+        if not (turn.asked or turn.output):
+            blocks = before_answer(blocks)
         items = encode(blocks, model or get_default_model())[1]
         return [_plain_message(item) if item.get("role") == "assistant" else item for item in items]
 

@@ -284,7 +284,8 @@ class _Conversation:
                 button("Inspect", lambda: self._inspector.open(index, run_id), "quiet")
             if self._can_change and last.turn_status not in OPEN_STATUSES:
                 button("Fork from here", lambda: self._fork(index), "quiet")
-                button("Retry", lambda: self._retry(index), "quiet")
+                if any(message.role == "user" for message in messages):  # else the session spoke first
+                    button("Retry", lambda: self._retry(index), "quiet")
                 button("Forget", lambda: self._forget(index), "quiet")
 
     async def _show_earlier(self) -> None:

@@ -217,6 +217,14 @@ class Append(Body):
     prompt: TextOrBlocks
 
 
+class Say(Body):
+    """What the session says."""
+
+    model_config = example(text="Your tea has drawn.")
+
+    text: str
+
+
 class ImportMessages(Body):
     """A conversation from elsewhere."""
 
@@ -294,7 +302,7 @@ class RunOptions(Body):
     bounds: ClassVar[Bounds] = {**PROMPT_BOUNDS, "tools": ("MAX_TOOLS", MAX_TOOLS), "labels": ("MAX_NAMES", MAX_NAMES)}
 
     prompt: TextOrBlocks | None = None
-    """If omitted, the prompts that were appended are run."""
+    """If omitted, the prompts that were appended are run, or `instructions` alone."""
     turn_id: str | None = None
     """Your id of the turn, unique in the session."""
     parent: str | None = None
@@ -818,6 +826,8 @@ class RunShown(Shown):
     params: JsonObject
     output: JsonObject | None
     """The type of its answer: a JSON `schema`, and how many `retries` the model has."""
+    says: str | None
+    """Its answer, if it asks no model: see `POST /v1/sessions/{session_id}/say`."""
 
     @classmethod
     def of(cls, record: RunRecord) -> Self:

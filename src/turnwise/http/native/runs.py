@@ -30,6 +30,7 @@ from turnwise.http.native.models import (
     RunResult,
     RunShown,
     RunStarted,
+    Say,
     Steps,
     TurnShown,
     prompts_of,
@@ -106,6 +107,21 @@ async def start_run(
 
 
 @router.post(
+    "/sessions/{session_id}/say",
+    summary="Say a text as the assistant, without asking a model",
+    status_code=202,
+    response_model=RunStarted,
+    responses=CONFLICT,
+)
+async def say(
+    session_id: InPath, body: Say, caller: RequestCaller, *, request: Request, idempotency_key: Key = None
+) -> Response:
+    """The text is stored when this answers: it is said, or waits for the runs before it. Followers get its run."""
+    execution = await caller.on_session(session_id, lambda session: session.say(body.text, key=idempotency_key))
+    return _json(RunStarted.of(execution), 202, _headers(caller, request, execution))
+
+
+@router.post(
     "/run",
     summary="Run without a session; nothing is stored",
     status_code=202,
@@ -142,9 +158,7 @@ async def _started(
     *,
     reserved: ExitStack,
 ) -> Response:
-    caller.service.handles.cache_run(caller.user_id, execution)
-    location = path_of(request.scope.get("root_path", ""), "v1", "runs", execution.run_id)
-    headers = {"Location": location, "X-Run-Id": execution.run_id}
+    headers = _headers(caller, request, execution)
     if streams:
         events = _events(execution, last_event_id(request))
         return EventStream(caller, events, on_leave=_canceller(caller, execution), reserved=reserved, headers=headers)
@@ -152,6 +166,13 @@ async def _started(
         return _json(RunStarted.of(execution), 202, headers)
     result = await _waited(caller, request, execution, wait_s, "settled", reserved=reserved)
     return _json(result, 200, headers)
+
+
+def _headers(caller: RequestCaller, request: Request, execution: AsyncExecutionHandle) -> dict[str, str]:
+    """Return where a run that was started is; later requests find it at once."""
+    caller.service.handles.cache_run(caller.user_id, execution)
+    location = path_of(request.scope.get("root_path", ""), "v1", "runs", execution.run_id)
+    return {"Location": location, "X-Run-Id": execution.run_id}
 
 
 def _json(model: RunStarted, status: int, headers: dict[str, str]) -> Response:

@@ -120,6 +120,17 @@ async def test_a_run_outlives_its_client_unless_it_asks_otherwise(folder: Path) 
         assert refused.status_code == 422 and refused.json()["field"] == "X-On-Disconnect"
 
 
+async def test_a_client_whose_run_was_dropped_leaves_the_active_run_alone(folder: Path) -> None:
+    async with served(folder) as (_, client):
+        path = await opened(client, "dropping")
+        active = (await client.post(f"{path}/runs", json={"prompt": "word " * 300})).json()["id"]
+        dropped = {"prompt": "hello", "if_busy": "drop"}
+        async with client.stream("POST", f"{path}/runs", json=dropped, headers={**SSE, **CANCEL}) as response:
+            assert response.headers["x-run-id"] == active
+            await anext(frames(response))
+        assert await state_of(client, active) == "completed"
+
+
 async def test_a_setting_may_cancel_the_runs_of_clients_that_leave(folder: Path) -> None:
     async with served(folder, {"on_disconnect": "cancel"}) as (_, client):
         path = await opened(client, "by default")

@@ -414,7 +414,7 @@ async def test_every_metric_is_recorded_and_no_label_has_an_id(spans: InMemorySp
         """Look."""
         return "nothing"
 
-    script: Any = [[("look", {})], "done"]
+    script: Any = [[("look", {}), ("made up by the model", {})], "done"]
     with LocalProvider(reply=tool_script(script)) as provider:
         prices = {"test-model": Price(input=1.0, output=2.0)}
         core = await new_core(engine_of(provider, tools=[look]), memories=[Knows()], prices=prices)
@@ -431,7 +431,7 @@ async def test_every_metric_is_recorded_and_no_label_has_an_id(spans: InMemorySp
     for name, metric in METRICS.items():
         for labels, _ in points[name]:
             assert labels.keys() <= set(metric.labels), name
-            assert not {ID, "run", "run-0"}.intersection(labels.values()), name
+            assert not {ID, "run", "run-0", "made up by the model"}.intersection(labels.values()), name
     assert not [label for metric in METRICS.values() for label in metric.labels if label.endswith("id")]
 
 

@@ -166,7 +166,7 @@ async def test_every_span_names_the_sessions_user(spans: InMemorySpanExporter, p
 @pytest.mark.parametrize("propagate", [False, True])
 async def test_a_provider_gets_the_trace_only_if_it_is_to(provider: LocalProvider, propagate: bool) -> None:
     store = InMemoryStore()
-    await store.create(SessionRecord(session_id=ID))
+    await store.create(SessionRecord(session_id=ID, agent="helper"))
     config = SessionConfig(telemetry=Telemetry(setup=collect_in_memory, propagate=propagate))
     await run_to_end(SessionCore(SessionKey(ID), store, engine_of(provider), config), "hello")
     (request,) = provider.requests

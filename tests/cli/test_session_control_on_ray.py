@@ -50,12 +50,12 @@ def test_a_run_is_cancelled_and_its_session_deleted_in_the_ray_that_has_the_file
     assert (run.info().state, run.info().why) == ("cancelled", "enough")
     again = act("cancel", store, "talk", "--user", "ann", "--namespace", here)
     assert again.returncode == 1 and again.stderr == "error: session 'talk' has no active run to cancel\n"
-    assert session.run("hello").wait(60).text == "hello", "its process and engine are the manager's"
+    assert session.run("I sail a boat").wait(60).text == "I sail a boat", "its process and engine are the manager's"
     assert session.memory.wait(60)
     removal = act("rm", store, "talk", "--yes", "--user", "ann", "--namespace", here)
     assert (removal.returncode, removal.stdout) == (0, "session talk is deleted\n"), removal.stderr
     assert "talk" not in str(manager.list())
-    assert manager.open("later", user_id="ann").memory.recall("hello"), "memories keep what they have of it"
+    assert manager.open("later", user_id="ann").memory.recall("Which boat?"), "memories keep what they have of it"
 
 
 def test_calls_are_decided_in_packed_hosts(make_ray_manager: Callable[..., SessionManager], tmp_path: Path) -> None:

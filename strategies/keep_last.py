@@ -56,8 +56,7 @@ class KeepLast:
         messages = 0
         for number, exchange in enumerate(window.exchanges(), 1):
             messages += _messages(window.blocks([exchange])) if self.messages is not None else 0
-            is_too_much = number > (self.turns or number) or messages > (self.messages or messages)
-            if is_too_much and number > 1:
+            if number > (self.turns or number) or messages > (self.messages or messages):
                 break
             cut = exchange.start
         return cut

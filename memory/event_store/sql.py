@@ -110,12 +110,13 @@ class SQLHistory(SecureDeleteDatabase):
         statement = all_events if turns_up_to is None else all_events.where(history.c.turn_index <= turns_up_to)
         rows = [_row(event) for event in instead]
 
-        def delete(connection: sa.Connection) -> None:
-            connection.execute(statement)
+        def delete(connection: sa.Connection) -> int:
+            deleted = connection.execute(statement).rowcount
             for first in range(0, len(rows), _CHECKED):
                 replaced = [row["seq"] for row in rows[first : first + _CHECKED]]
-                connection.execute(all_events.where(history.c.seq.in_(replaced)))
+                deleted += connection.execute(all_events.where(history.c.seq.in_(replaced))).rowcount
             self._store(connection, key, rows)
+            return deleted
 
         await self._erase(delete)
 

@@ -15,7 +15,7 @@ from stored.open_stores import closing, own
 from turnwise.actors.client import expiry as live_expiry
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.hosting.placement import Packed
+from turnwise.actors.hosting.placement import InProcess, Packed
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.core import SessionCore
@@ -37,7 +37,7 @@ from turnwise.memory.conversation.events import UnknownEvent
 from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.in_memory import InMemoryHistory
-from turnwise.memory.stores.base import Activation, Commit
+from turnwise.memory.stores.base import Activation, Commit, Page
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.sql.store import SQLStore
 
@@ -229,6 +229,32 @@ async def test_the_file_of_a_session_that_may_be_deleted_is_kept(
     client = Asked(store, SessionBusyError("s", "run"), deletes=False)
     assert await live_expiry.sweep(client, store, tmp_path, memory=False) == Swept(busy=keys("s"))
     assert files(tmp_path) == [], "this one is known to be there"
+
+
+class Listed(InMemoryStore):
+    """A store that lists a session as it was when the sweep asked for it."""
+
+    def __init__(self, session: SessionRecord) -> None:
+        super().__init__()
+        self.session = session
+
+    async def expired(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[SessionRecord]:
+        return Page((self.session,), None)
+
+
+async def test_a_session_with_a_process_that_is_used_during_a_sweep_is_kept() -> None:
+    async with AsyncSessionManager("memory://swept", engine=EchoEngine(), placement=InProcess()) as manager:
+        session = await manager.open("s", ttl_s=0)
+        await (await session.run("before"))
+        listed = (await session.info()).session
+        await (await session.run("after"))
+        swept = await live_expiry.sweep(
+            manager._client,  # noqa: SLF001 - the manager has one store only, and lists it right
+            Listed(listed),
+            None,
+            memory=False,
+        )
+        assert swept == Swept(used=keys("s")) and len(await session.turns()) == 2
 
 
 @pytest.mark.parametrize("is_whole", [True, False])

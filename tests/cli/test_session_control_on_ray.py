@@ -17,6 +17,8 @@ from engines import ScriptedEngine as Echo
 from processes.late_ray import without_late_start
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.hosting.placement import Packed
+from turnwise.actors.inference.tools.tool import external_tool
+from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.testing.scripted_engine import ScriptedEngine
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -35,11 +37,11 @@ def act(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_run_is_cancelled_in_the_ray_that_has_the_file_open(
+def test_a_run_is_cancelled_and_its_session_deleted_in_the_ray_that_has_the_file_open(
     make_ray_manager: Callable[..., SessionManager], tmp_path: Path
 ) -> None:
     store, here = f"sqlite:///{tmp_path}/store.db", f"test-{tmp_path.name}"
-    manager = make_ray_manager(engine=Echo(), store=store)
+    manager = make_ray_manager(engine=Echo(), store=store, memory=[LexicalMemory(tmp_path / "items.db")])
     session = manager.open("talk", user_id="ann")
     run = session.run("slow 100000")
     ran = act("cancel", store, "talk", "--user", "ann", "--reason", "enough", "--namespace", here)
@@ -48,7 +50,12 @@ def test_a_run_is_cancelled_in_the_ray_that_has_the_file_open(
     assert (run.info().state, run.info().why) == ("cancelled", "enough")
     again = act("cancel", store, "talk", "--user", "ann", "--namespace", here)
     assert again.returncode == 1 and again.stderr == "error: session 'talk' has no active run to cancel\n"
-    assert session.run("hello").wait(60).text == "hello", "its process and engine are the manager's"
+    assert session.run("I sail a boat").wait(60).text == "I sail a boat", "its process and engine are the manager's"
+    assert session.memory.wait(60)
+    removal = act("rm", store, "talk", "--yes", "--user", "ann", "--namespace", here)
+    assert (removal.returncode, removal.stdout) == (0, "session talk is deleted\n"), removal.stderr
+    assert "talk" not in str(manager.list())
+    assert manager.open("later", user_id="ann").memory.recall("Which boat?"), "memories keep what they have of it"
 
 
 def test_calls_are_decided_in_packed_hosts(make_ray_manager: Callable[..., SessionManager], tmp_path: Path) -> None:
@@ -77,19 +84,24 @@ def test_of_several_calls_that_wait_one_is_named(
     make_ray_manager: Callable[..., SessionManager], tmp_path: Path
 ) -> None:
     store, here = f"sqlite:///{tmp_path}/store.db", f"test-{tmp_path.name}"
-    engine = ScriptedEngine([[("pay", {"euros": 7}), ("pay", {"euros": 9})], "done"], tools=[pay])
+    counted = external_tool("count", "Counts what is left.", {"type": "object"})
+    calls = [("pay", {"euros": 7}), ("pay", {"euros": 9}), ("count", {})]
+    engine = ScriptedEngine([calls, "done"], tools=[pay, counted])
     session = make_ray_manager(engine=engine, store=store, placement=Packed(hosts=1)).open("money")
-    run = session.run("Pay both")
-    while len(run.pending()) < 2:
+    run = session.run("Pay both, and count what is left")
+    while len(run.pending()) < 3:
         pass
-    first, second = (call.call_id for call in run.pending())
+    first, second, result = (call.call_id for call in run.pending())
     unnamed = turnwise("approve", store, "money", "--namespace", here)
     assert unnamed.exit_code == 1 and f"name one of {first}, {second}" in unnamed.stderr, unnamed.stderr
     mistyped = turnwise("reject", store, "money", f"{second}x", "--namespace", here)
     reason = f"there is no call of run '{run.run_id}' with the id '{second}x'; did you mean '{second}'?"
     assert (mistyped.exit_code, mistyped.stderr) == (1, f"error: {reason}\n")
     assert turnwise("approve", store, "money", first, "--namespace", here).exit_code == 0
-    assert turnwise("reject", store, "money", "--namespace", here).exit_code == 0, "only the other one waits"
+    assert turnwise("reject", store, "money", "--namespace", here).exit_code == 0, (
+        "only the other one waits for a decision"
+    )
+    run.provide(result, "5 euros")
     blocks = str(run.wait(60).blocks)
     assert "paid 7" in blocks and "paid 9" not in blocks
 

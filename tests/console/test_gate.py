@@ -14,6 +14,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.console.access.gate import COOKIE, Gate
 from turnwise.console.access.viewer import Viewer
@@ -24,7 +25,7 @@ TOKEN = 'a-secret;with "signs'.replace(" ", "-") + "-%3d"
 
 @asynccontextmanager
 async def guarded(
-    prefix: str = "", *, has_auth: bool = True, ended: list[Identity] | None = None
+    prefix: str = "", *, path: str = "/console", has_auth: bool = True, ended: list[Identity] | None = None
 ) -> AsyncIterator[httpx.AsyncClient]:
     ended = [] if ended is None else ended
 
@@ -39,11 +40,11 @@ async def guarded(
     manager = AsyncSessionManager("memory://gate", engine=EchoEngine(), read_only=True)
     service = Service(manager, HttpSettings(), BearerTokens({TOKEN: Identity("ann")}) if has_auth else None)
     app = FastAPI()
-    app.mount("/console", Gate(service, pages, ready, lambda _: None, ended.append))
+    app.mount(path, Gate(service, pages, ready, lambda _: None, ended.append))
     outer = FastAPI()
     outer.mount(prefix or "/", app)
     transport = httpx.ASGITransport(outer)
-    async with httpx.AsyncClient(transport=transport, base_url=f"https://here{prefix}/console") as client:
+    async with httpx.AsyncClient(transport=transport, base_url=f"https://here{prefix}{path}") as client:
         yield client
 
 
@@ -77,6 +78,22 @@ async def test_a_login_leads_nowhere_else(target: str) -> None:
     async with guarded() as client:
         page = await client.post(f"/login?next={quote(target, safe='')}", data={"token": TOKEN})
         assert page.headers["location"] == "/console/"
+
+
+async def test_a_login_of_a_console_at_the_root_leads_to_no_other_site() -> None:
+    async with guarded(path="") as client:
+        page = await client.post("/login?next=//evil.example/", data={"token": TOKEN})
+        assert page.headers["location"] == "/"
+
+
+async def test_only_an_operator_sees_another_users_session() -> None:
+    async with AsyncSessionManager("memory://viewers", engine=EchoEngine(), placement=InProcess()) as manager:
+        for user in ("ann", "bob"):
+            await manager.open("chat", user_id=user)
+        service = Service(manager, HttpSettings(), None)
+        ann, operator = (Viewer(service, Identity("ann", is_operator=is_operator), "") for is_operator in (False, True))
+        assert (await ann.session("chat", "bob")).user_id == "ann"
+        assert (await operator.session("chat", "bob")).user_id == "bob"
 
 
 async def test_what_is_no_login_is_refused() -> None:

@@ -53,6 +53,7 @@ def test_a_whole_text_completes_its_beginning_and_no_other(begun: list[str], tex
     for piece in begun:
         growing.add(piece)
     assert growing.complete(text) == rest
+    assert growing.end() == "", "no half is left"
 
 
 def test_all_texts_of_a_json_value_are_made_whole() -> None:

@@ -341,6 +341,16 @@ async def test_a_dispatcher_that_was_frozen_hands_nothing_over_after_its_lease()
     await asyncio.wait([running])
 
 
+async def test_a_lease_that_ends_while_a_session_is_slow_costs_no_later_delivery() -> None:
+    stage = await made(sessions=2)
+    stage.takes_s = {"s0": 200.0}
+    await stage.add("slow", 0.0)
+    await stage.add("waits for it", 0.0, session=1)
+    async with stage.dispatching(concurrency=1, attempt_s=300.0):
+        await asyncio.sleep(600.0)
+    assert stage.keys == ["slow", "waits for it"]
+
+
 async def test_an_attempt_that_fails_is_repeated_after_growing_pauses_and_says_why() -> None:
     stage = await made()
     await stage.add("bad", 1.0)

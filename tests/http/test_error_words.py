@@ -8,6 +8,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from starlette.requests import HTTPConnection
+from starlette.types import Message, Receive, Scope, Send
 
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.inference.echo import EchoEngine
@@ -15,6 +16,7 @@ from turnwise.cli.mcp import _Guarded
 from turnwise.http import BearerTokens, create_app
 from turnwise.http.assembly import assemble
 from turnwise.http.config import load
+from turnwise.http.middleware.origins import KnownHosts
 from turnwise.http.middleware.paths import InPath, SegmentPaths, header_of_id, id_of_header, path_of
 
 NATIVE = [
@@ -74,6 +76,27 @@ async def test_another_host_is_refused_in_the_form_of_the_api(host: str) -> None
         assert (openai.status_code, openai.json()["error"]["code"]) == (400, "unknown_host")
         for own in ("127.0.0.1:8000", "localhost", "[::1]:8000", "LOCALHOST"):
             assert (await client.get("/health", headers={"Host": own})).status_code == 200
+
+
+async def test_a_websocket_to_another_host_is_closed() -> None:
+    """A page of another site may open one, after DNS rebinding, without asking the server first."""
+    let_in: list[Any] = []
+    sent: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        let_in.append(scope)
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    for host in (b"evil.example", b"127.0.0.1:8000"):
+        scope = {"type": "websocket", "path": "/console/", "headers": [(b"host", host)]}
+        await KnownHosts(app, ["127.0.0.1"])(scope, receive, send)
+    assert [scope["headers"] for scope in let_in] == [[(b"host", b"127.0.0.1:8000")]]
+    assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
 def client_of(app: FastAPI) -> httpx.AsyncClient:

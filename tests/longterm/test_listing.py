@@ -120,7 +120,7 @@ def access(**memories: Any) -> SessionMemoryAccess:
 async def test_a_session_lists_one_memory_after_the_other(limit: int) -> None:
     first, empty, last = (LexicalMemory(InMemoryItems()) for _ in range(3))
     memory = access(handbook=StaticMemory(["a rule"]), first=first, book=Book(), empty=empty, last=last)
-    for number in (1, 2):
+    for number in (1, 2, 3):
         await memory.save(f"Likes figs {number}.", id=f"first {number}", memory="first")
         await memory.save(f"Likes dates {number}.", id=f"last {number}", memory="last", type=MemoryType.SKILL)
 
@@ -135,9 +135,9 @@ async def test_a_session_lists_one_memory_after_the_other(limit: int) -> None:
 
         return await ids(Named(), limit=limit)
 
-    assert sorted(await listed()) == ["first 1", "first 2", "last 1", "last 2"]
-    assert {text.split()[0] for text in (await listed())[:2]} == {"first"}
-    assert sorted(await listed(memory="last")) == ["last 1", "last 2"]
+    assert sorted(await listed()) == ["first 1", "first 2", "first 3", "last 1", "last 2", "last 3"]
+    assert {text.split()[0] for text in (await listed())[:3]} == {"first"}
+    assert sorted(await listed(memory="last")) == ["last 1", "last 2", "last 3"]
     assert await listed(memory="handbook") == ["1"]
     assert await listed(types=[MemoryType.FACTS]) == []
     for cursor in ("over there", "", "nobody:1", "handbook:1", "first:x"):

@@ -14,8 +14,9 @@ import pytest
 
 from turnwise.actors.hosting.memory import memory_host
 from turnwise.actors.hosting.memory.memory_host import MemoryHost
+from turnwise.actors.hosting.memory.remote_memory import FAILURES, RemoteMemory
 from turnwise.actors.hosting.wire import Refused
-from turnwise.errors import InvalidMemoryError, StoreClosedError, StoreError
+from turnwise.errors import InvalidMemoryError, LongTermMemoryError, StoreClosedError, StoreError
 from turnwise.memory.longterm.base import DegradedRecall, MemoryItem, Recall, Reminder, Scope, trouble_of
 from turnwise.memory.longterm.index.locations import ChromaFolder
 from turnwise.memory.longterm.index.vector_index import VectorIndex
@@ -309,3 +310,26 @@ async def test_a_memory_that_is_being_opened_is_closed_once_it_is_open(tmp_path:
     await asking
     with pytest.raises(StoreClosedError):
         await memory.recall(ADA, "boat")
+
+
+async def test_a_memory_that_answers_between_failures_is_not_left_alone() -> None:
+    """Only failures that follow each other count."""
+    outcomes = iter([False, False, True] * 2)
+
+    class Process:
+        id = "of this test"
+
+        async def ask(self, request: bytes, *, is_recall: bool) -> bytes:
+            if next(outcomes):
+                return pickle.dumps(())
+            raise LongTermMemoryError("its process is away")
+
+        def warm(self, request: bytes) -> None:
+            pass
+
+    memory = RemoteMemory(Waiting(), Process())
+    for _ in range(2):
+        for _ in range(FAILURES - 1):
+            with pytest.raises(LongTermMemoryError, match="its process is away"):
+                await memory.recall(ADA, "tea")
+        assert await memory.recall(ADA, "tea") == ()

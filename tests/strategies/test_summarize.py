@@ -191,6 +191,12 @@ def test_a_summary_has_at_most_the_given_length() -> None:
         task.accept([Text(text="x" * (101 - least))], COUNTER)
 
 
+def test_an_exchange_that_fits_no_request_is_a_part_of_its_own() -> None:
+    window = talk(*exchange(1), *exchange(2, length=5000), *exchange(3), User(text="and?")).window()
+    task = SummaryTask(ranges=(Range(0, 6),), max_tokens=100, model=None)
+    assert task.parts(window, 3000) == [(Range(0, 2),), (Range(2, 4),), (Range(4, 6),)]
+
+
 def test_the_newest_turns_are_kept_or_fewer() -> None:
     blocks = exchanges(*range(20), length=20)
     budget = TokenBudget(tokens(blocks))

@@ -163,6 +163,16 @@ async def test_every_span_names_the_sessions_user(spans: InMemorySpanExporter, p
     assert {(facts(span)["gen_ai.conversation.id"], facts(span)["user.id"]) for span in finished} == {(ID, "ann")}
 
 
+@pytest.mark.parametrize("propagate", [False, True])
+async def test_a_provider_gets_the_trace_only_if_it_is_to(provider: LocalProvider, propagate: bool) -> None:
+    store = InMemoryStore()
+    await store.create(SessionRecord(session_id=ID, agent="helper"))
+    config = SessionConfig(telemetry=Telemetry(setup=collect_in_memory, propagate=propagate))
+    await run_to_end(SessionCore(SessionKey(ID), store, engine_of(provider), config), "hello")
+    (request,) = provider.requests
+    assert ("traceparent" in request.headers) == propagate
+
+
 async def test_a_tool_is_a_child_span_and_current_within_the_tool(spans: InMemorySpanExporter) -> None:
     current_spans: list[trace.Span] = []
 
@@ -414,7 +424,7 @@ async def test_every_metric_is_recorded_and_no_label_has_an_id(spans: InMemorySp
         """Look."""
         return "nothing"
 
-    script: Any = [[("look", {})], "done"]
+    script: Any = [[("look", {}), ("invented", {})], "done"]
     with LocalProvider(reply=tool_script(script)) as provider:
         prices = {"test-model": Price(input=1.0, output=2.0)}
         core = await new_core(engine_of(provider, tools=[look]), memories=[Knows()], prices=prices)
@@ -431,7 +441,7 @@ async def test_every_metric_is_recorded_and_no_label_has_an_id(spans: InMemorySp
     for name, metric in METRICS.items():
         for labels, _ in points[name]:
             assert labels.keys() <= set(metric.labels), name
-            assert not {ID, "run", "run-0"}.intersection(labels.values()), name
+            assert not {ID, "run", "run-0", "invented"}.intersection(labels.values()), name
     assert not [label for metric in METRICS.values() for label in metric.labels if label.endswith("id")]
 
 

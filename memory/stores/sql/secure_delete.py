@@ -78,6 +78,9 @@ class SecureDeleteDatabase(SQLDatabase):
 
         Then empties SQLite's log, so that no deleted text remains in it. Inside `touched_pages.noting`, the pages that
         were written are recorded.
+
+        Args:
+            works: each returns something true if it has deleted anything; both are left out where none has.
         """
         done: list[Result] = []
         try:

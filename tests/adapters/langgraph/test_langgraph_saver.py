@@ -415,6 +415,20 @@ def test_a_list_reads_the_values_of_many_checkpoints_at_once(opened: list[Checkp
         ]
 
 
+def test_a_list_of_all_threads_has_the_checkpoints_of_each_copy(
+    saver: TurnwiseSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have the same ids, wherever a page ends."""
+    chat(saver).invoke(said("hello"), T)
+    for name in ("copy", "another"):
+        saver.copy_thread("t", name)
+    monkeypatch.setattr(threads, "_PAGE", 2)
+    listed = [
+        (checkpoint.config["configurable"]["thread_id"], checkpoint.checkpoint["id"]) for checkpoint in saver.list(None)
+    ]
+    assert len(set(listed)) == len(listed) == 3 * len([*saver.list(T)])
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_list_of_spans_has_the_elements_in_order(seed: int) -> None:
     chance, codec = random.Random(seed), Codec(InMemorySaver().serde)

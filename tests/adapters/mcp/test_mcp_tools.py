@@ -521,6 +521,35 @@ def test_a_call_that_arrived_is_not_repeated_when_another_does_not() -> None:
     assert [message.endswith("it may or may not have taken effect") for message in messages] == [True, True], messages
 
 
+def test_after_a_call_that_was_given_up_none_is_repeated() -> None:
+    """A call that is given up may be on its way for ever, so nobody knows which one a lost connection has cut."""
+    begun, ends = threading.Event(), threading.Event()
+
+    def take(name: str) -> None:
+        if name == "variable":
+            begun.set()
+            ends.wait(WAIT_S)
+
+    async def main(server: ThreadingHTTPServer) -> list[str]:
+        registry = ToolRegistry(*mcp_tools(f"http://127.0.0.1:{server.server_port}/mcp"))
+        given_up = asyncio.create_task(registry.call(use("variable", {"text": "HOME"}), context()))
+        await asyncio.to_thread(begun.wait, WAIT_S)
+        given_up.cancel()
+        await asyncio.wait({given_up})
+        answered = await registry.call(use("echo"), context())
+        await asyncio.to_thread(server.shutdown)
+        server.socket.close()
+        cut = await registry.call(use("echo"), context())
+        return [answered.result.text, cut.result.text]
+
+    with answering(take) as server:
+        try:
+            answer, error = asyncio.run(main(server))
+        finally:
+            ends.set()
+    assert "may or may not" not in answer and error.endswith("it may or may not have taken effect"), (answer, error)
+
+
 def test_a_call_is_repeated_only_when_the_server_forgot_the_session() -> None:
     calls: list[str] = []
     expired, unknown = {"code": -32001, "message": "Session not found"}, {"code": -32601, "message": "no such method"}

@@ -35,8 +35,11 @@ from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.output_type import OutputType
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.strategies.strategy import OverflowStrategy
+from turnwise.strategies.trim import Trim
 from turnwise.testing import LocalProvider, tool_script
 from turnwise.testing.local_provider.anthropic_messages import sign
+from windows.stage import WINDOW
 
 DONE: list[str] = []
 """What the tools of a test did."""
@@ -50,8 +53,9 @@ def nothing_done() -> None:
 class Stage:
     """One session without Ray, in processes that follow each other."""
 
-    def __init__(self, engine: PydanticAIEngine, **settings: Any) -> None:
+    def __init__(self, engine: PydanticAIEngine, overflow: OverflowStrategy | None = None, **settings: Any) -> None:
         self.engine = engine
+        self.overflow = overflow
         self.store: Any = InMemoryStore()
         self.settings = settings
         self.core = self._process()
@@ -64,7 +68,8 @@ class Stage:
         await self.core.engines.close(self.core.engines.remove_all())
 
     def _process(self) -> SessionCore:
-        return SessionCore(SessionKey("s1"), self.store, self.engine, SessionConfig(**self.settings), off_loop=inline)
+        settings: dict[str, Any] = {"config": SessionConfig(**self.settings), "overflow": self.overflow}
+        return SessionCore(SessionKey("s1"), self.store, self.engine, **settings, off_loop=inline)
 
     async def restart(self) -> None:
         """Go on in another process; what the one before still does has no effect on the store."""
@@ -408,6 +413,26 @@ async def test_a_kill_at_any_commit_makes_no_call_twice() -> None:
         assert len(set(DONE)) == len(DONE), "no call is made twice"
         assert kinds(outcome).count("tool_use") == kinds(outcome).count("tool_result") == 4
         await again.core.engines.close(again.core.engines.remove_all())
+
+
+async def test_what_leaves_the_window_during_a_run_is_in_no_later_request() -> None:
+    requests: list[str] = []
+
+    def answer(messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
+        requests.append(str(messages))
+        return ModelResponse(parts=[ToolCallPart("look", {}, "c1") if len(requests) == 2 else TextPart("done")])
+
+    agent: Agent[Any, Any] = Agent(FunctionModel(answer))
+
+    @agent.tool_plain
+    def look() -> str:
+        return "seen " * 60
+
+    async with Stage(PydanticAIEngine(agent, stream=False), Trim(), **WINDOW) as stage:
+        await stage.run("first " * 50)
+        await stage.run("second")
+    assert ["first" in request for request in requests] == [True, True, False]
+    assert "second" in requests[2] and "seen" in requests[2]
 
 
 async def test_a_cancel_reaches_the_provider_and_keeps_what_was_said() -> None:

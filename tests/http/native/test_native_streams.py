@@ -149,6 +149,17 @@ async def test_streams_of_two_users_tell_once_and_in_order_what_their_sessions_s
             assert sum(frame["event"] == "run_started" for frame in told) == len(texts)
 
 
+async def test_a_client_whose_run_was_dropped_leaves_the_active_run_alone(folder: Path) -> None:
+    async with served(folder) as (_, client):
+        path = await opened(client, "dropping")
+        active = (await client.post(f"{path}/runs", json={"prompt": "word " * 300})).json()["id"]
+        dropped = {"prompt": "hello", "if_busy": "drop"}
+        async with client.stream("POST", f"{path}/runs", json=dropped, headers={**SSE, **CANCEL}) as response:
+            assert response.headers["x-run-id"] == active
+            await anext(frames(response))
+        assert await state_of(client, active) == "completed"
+
+
 async def test_a_setting_may_cancel_the_runs_of_clients_that_leave(folder: Path) -> None:
     async with served(folder, {"on_disconnect": "cancel"}) as (_, client):
         path = await opened(client, "by default")

@@ -112,6 +112,14 @@ def test_a_conversation_is_created_changed_listed_and_deleted(service: Served) -
         ann.responses.retrieve(answer.id)
 
 
+def test_a_conversation_whose_items_are_refused_is_not_there(service: Served) -> None:
+    orphan = {"type": "function_call_output", "call_id": "of no call", "output": "seen"}
+    before = service.call(service.manager.count())
+    with pytest.raises(openai.BadRequestError, match="of no call"):
+        client_of(service, "ann").conversations.create(items=[orphan])
+    assert service.call(service.manager.count()) == before
+
+
 def test_a_deleted_item_is_in_no_later_response_but_in_earlier_ones(service: Served) -> None:
     ann, bob = client_of(service, "ann"), client_of(service, "bob")
     conversation = ann.conversations.create(metadata={"topic": "rome"})

@@ -178,6 +178,7 @@ async def test_no_file_and_no_history_has_the_text_afterwards(tmp_path: Path) ->
     assert secret.encode() in bytes_of(tmp_path)
     await core.forgetting.clear(keep_last=1)
     assert [event.turn_index for event in await history.events(SessionKey(SESSION)) if event.key is None][:1] == [1]
+    assert secret.encode() not in bytes_of(tmp_path), "nor has SQLite's log, while both are open"
     for backend in (store, history):
         await backend.close()
     assert secret.encode() not in bytes_of(tmp_path)

@@ -101,6 +101,19 @@ async def test_a_stopped_run_is_charged_for_what_it_was_given_and_said() -> None
 
 
 @pytest.mark.virtual_time
+async def test_a_stopped_run_is_charged_for_no_less_than_its_provider_reported() -> None:
+    """Tokens of thoughts are reported, and cannot be counted."""
+
+    async def thinks(turn: Turn) -> AsyncIterator[Any]:
+        yield Usage(input_tokens=5, output_tokens=500)
+        async for word in words(turn):
+            yield word
+
+    usage = (await stopped(await opened(FunctionEngine(thinks)))).usage
+    assert usage and (usage.input_tokens, usage.output_tokens, usage.counted_tokens) == (5, 500, 0)
+
+
+@pytest.mark.virtual_time
 async def test_runs_that_fail_or_time_out_or_give_way_are_charged_too() -> None:
     core = await opened(FunctionEngine(words))
     await core.admission.start(["break"], run_id="failed")

@@ -309,3 +309,16 @@ async def test_usage_that_no_commit_recorded_stays_for_the_next_one() -> None:
     await core.admission.append(["more"], key="more")
     assert core.transactor.unbilled == Usage()
     assert (await store.get(SessionKey("s"))).usage == Usage(input_tokens=7, cost=0.1)
+
+
+@pytest.mark.virtual_time
+async def test_usage_that_a_refused_commit_was_to_record_stays_for_the_next_one() -> None:
+    world = World(Faults(), session_id="s", engine=ENGINE)
+    await world.create()
+    core: SessionCore = world.core
+    number = await core.additions.add_event("arrived", None, "key")
+    core.transactor.add_unbilled(Usage(input_tokens=7))
+    assert await core.additions.add_event("arrived", None, "key") == number, "the store has refused another one"
+    assert core.transactor.unbilled == Usage(input_tokens=7)
+    await core.additions.add_event("left", None, "another key")
+    assert (await world.store.inner.get(SessionKey("s"))).usage == Usage(input_tokens=7)

@@ -18,9 +18,9 @@ from processes.terminal import CTRL_C, CTRL_D, Terminal, turnwise
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.echo import EchoEngine
-from turnwise.cli.answers import Answers
-from turnwise.cli.conversation import UNANSWERED, Conversation
-from turnwise.cli.line_editor import LineEditor
+from turnwise.cli.chat.answers import Answers
+from turnwise.cli.chat.conversation import UNANSWERED, Conversation
+from turnwise.cli.chat.line_editor import LineEditor
 from turnwise.cli.output import console
 from turnwise.errors import SessionEndedError
 from turnwise.memory.conversation.blocks import User

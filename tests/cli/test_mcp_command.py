@@ -15,7 +15,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
 from turnwise.actors.inference.openai.engine import OpenAIEngine
-from turnwise.cli.chat import engine_of
+from turnwise.cli.chat.command import engine_of
 from turnwise.errors import ConfigError
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.lexical import LexicalMemory

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from turnwise.cli.archive import export, import_, sweep
-from turnwise.cli.chat import ChatCommand, chat
+from turnwise.cli.chat.command import ChatCommand, chat
 from turnwise.cli.common import Command, Commands
 from turnwise.cli.console import console
 from turnwise.cli.doctor import doctor

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli.chat import DEFAULT_MODEL, DEFAULT_STORE, demo_store, engine_of
+from turnwise.cli.chat.command import DEFAULT_MODEL, DEFAULT_STORE, demo_store, engine_of
 from turnwise.cli.common import STORE, Namespace, check_free, file_of, joined, run
 from turnwise.cli.serve import TOKEN
 from turnwise.errors import ConfigError, TooManyError

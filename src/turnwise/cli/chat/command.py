@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from turnwise.actors.client.blocking.manager import SessionManager
     from turnwise.actors.client.blocking.session import Session
     from turnwise.actors.inference.engine import EngineBuilder
-    from turnwise.cli.answers import Answers
+    from turnwise.cli.chat.answers import Answers
     from turnwise.memory.conversation.sessions import SessionKey
 
 DEFAULT_STORE = "sqlite:///turnwise.db"
@@ -124,7 +124,7 @@ def engine_of(
     """
     imported = [tool for path in tools for tool in _tools(path)]
     if demo and not (base_url or os.environ.get("OPENAI_API_KEY")):
-        from turnwise.cli.demo_engine import MODEL, demo_engine
+        from turnwise.cli.chat.demo_engine import MODEL, demo_engine
 
         return demo_engine(), model or MODEL
     from turnwise.actors.inference.openai.engine import OpenAIEngine
@@ -170,9 +170,9 @@ def _talk(
 ) -> int:
     """Hold the conversation; return the exit code."""
     from turnwise.actors.cluster.ray_address import ray_to_join
-    from turnwise.cli.answers import Answers
-    from turnwise.cli.conversation import HELP, Conversation
-    from turnwise.cli.line_editor import LineEditor
+    from turnwise.cli.chat.answers import Answers
+    from turnwise.cli.chat.conversation import HELP, Conversation
+    from turnwise.cli.chat.line_editor import LineEditor
 
     check_free(store)
     lines = LineEditor([f"{command} " for command in HELP])

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.session import Session
-from turnwise.cli.answers import Answers
-from turnwise.cli.line_editor import LineEditor
+from turnwise.cli.chat.answers import Answers
+from turnwise.cli.chat.line_editor import LineEditor
 from turnwise.errors import CallDecidedError, CallNotFoundError, SessionInUseError, TurnwiseError
 from turnwise.memory.conversation.blocks import User
 from turnwise.memory.conversation.calls.tool_calls import PendingCall

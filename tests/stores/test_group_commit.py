@@ -270,7 +270,7 @@ def test_closing_waits_for_queued_work(url: str) -> None:
             tasks = [asyncio.ensure_future(commit(store, each_commit)) for each_commit in commits]
             await asyncio.sleep(0)
             closing = asyncio.ensure_future(store.close())
-            while not store._threads._shutdown:  # noqa: SLF001 - the pool takes no more work, and says so to nobody
+            while not store._threads._shutdown:
                 await asyncio.sleep(0)
             with pytest.raises(StoreClosedError):
                 await commit(store, commits[1])

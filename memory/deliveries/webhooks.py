@@ -222,7 +222,7 @@ def _call(webhook: Webhook, event_type: WebhookEvent, event: Event) -> Delivery:
         user_id=event.user_id,
         key=delivery_id,
         kind="call",
-        payload=freeze({"type": event_type, "timestamp": event.at, "data": _data(event)}),
+        payload=freeze({"type": event_type, "data": _data(event)}),
         occurs_at=event.at,
         due_at=event.at,
         created_at=event.at,

@@ -19,7 +19,7 @@ from turnwise.memory.background import log_failure, retry
 from turnwise.memory.conversation.codec import encode_json
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.deliveries.records import MAX_WHY_CHARS, Delivery, DeliveryChange
-from turnwise.memory.deliveries.webhooks import Webhook, message_id_of, signed_headers, webhook_id_of
+from turnwise.memory.deliveries.webhooks import WebhookRecord, message_id_of, signed_headers, webhook_id_of
 from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.values.checked_settings import PositiveCount, PositiveSeconds, checked_settings
@@ -122,7 +122,7 @@ class WebhookSender:
         self._finished: dict[tuple[str, int], None] = {}
         """The ids and revisions of the last calls that were sent or put off: a page that was read before has them."""
         self._storing = asyncio.Semaphore(settings.backlog)
-        self._webhooks: dict[str, Webhook] = {}
+        self._webhooks: dict[str, WebhookRecord] = {}
         self._read_at = -math.inf
         """When they were read, by the loop's clock."""
         self._reading = asyncio.Lock()
@@ -204,7 +204,7 @@ class WebhookSender:
             return await self._change(call, call.after_failure("its webhook is disabled", None))
         return await self._change(call, await self._after_attempt(call, webhook, receiver))
 
-    async def _after_attempt(self, call: Delivery, webhook: Webhook, receiver: _Receiver) -> Delivery | None:
+    async def _after_attempt(self, call: Delivery, webhook: WebhookRecord, receiver: _Receiver) -> Delivery | None:
         """Call the receiver; return the call as it is to be stored then, None if it has arrived."""
         now = self._now()
         if not (signing := webhook.secrets_at(now)):
@@ -226,7 +226,7 @@ class WebhookSender:
             return call.after_failure(f"it answered {status}, so its webhook is disabled", None)
         return None if status in ARRIVED else self._after_failure(call, f"it answered {status}")
 
-    async def _find(self, webhook_id: str) -> Webhook | None:
+    async def _find(self, webhook_id: str) -> WebhookRecord | None:
         """Return a webhook as it was a moment ago; None if there was none after its call was read."""
         loop = asyncio.get_running_loop()
         wanted_at = loop.time()
@@ -238,7 +238,7 @@ class WebhookSender:
                 self._read_at = read_at
         return self._webhooks.get(webhook_id)
 
-    async def _disable(self, webhook: Webhook) -> None:
+    async def _disable(self, webhook: WebhookRecord) -> None:
         _log.warning("webhook %r answered %d, and is disabled", webhook.webhook_id, GONE)
         changed = replace(webhook, is_enabled=False, revision=webhook.revision + 1)
 

@@ -1,4 +1,4 @@
-"""`Webhook`: a URL that is told of what happens in sessions, as it is stored; and the calls that tell it.
+"""`WebhookRecord`: a URL that is told of what happens in sessions, as it is stored; and the calls that tell it.
 
 Annotations are not postponed (PEP 563) in this module, since pydantic would evaluate each of them again.
 """
@@ -71,7 +71,7 @@ KEPT_S = 86_400.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Webhook(Record):
+class WebhookRecord(Record):
     """A URL that is told of what happens in the sessions of a user, or of all users."""
 
     webhook_id: str
@@ -106,11 +106,11 @@ class Webhook(Record):
     _repr_html_ = record_html
 
 
-WEBHOOK_FIELDS = {webhook_field.name for webhook_field in fields(Webhook)}
+WEBHOOK_FIELDS = {webhook_field.name for webhook_field in fields(WebhookRecord)}
 """The names of all fields of a webhook."""
 
 
-def check_webhook(webhook: Webhook) -> Webhook:
+def check_webhook(webhook: WebhookRecord) -> WebhookRecord:
     """Return a webhook that each store can keep, and whose calls can be sent.
 
     Raises:
@@ -164,7 +164,7 @@ def check_secret(secret: str) -> str:
         InvalidInputError: it is none. The error does not show it.
     """
     try:
-        size = len(_key(secret)) if secret.startswith(SECRET_PREFIX) else 0
+        size = len(_key(secret)) if isinstance(secret, str) and secret.startswith(SECRET_PREFIX) else 0
     except (binascii.Error, ValueError):
         size = 0
     if not LEAST_SECRET_BYTES <= size <= MOST_SECRET_BYTES:
@@ -196,7 +196,7 @@ def is_told(kind: str) -> bool:
     return kind in _TYPES
 
 
-def calls_of(webhooks: Iterable[Webhook], events: Iterable[Event]) -> list[DeliveryChange]:
+def calls_of(webhooks: Iterable[WebhookRecord], events: Iterable[Event]) -> list[DeliveryChange]:
     """Return the calls that tell webhooks of events, to be stored by the commit that stores these."""
     return [
         DeliveryChange(None, _call(webhook, event_type, event))
@@ -214,7 +214,7 @@ def _types_of(event: Event) -> list[WebhookEvent]:
     return [kind, "budget.reached"] if getattr(event, "code", None) == "budget" else [kind]
 
 
-def _call(webhook: Webhook, event_type: WebhookEvent, event: Event) -> Delivery:
+def _call(webhook: WebhookRecord, event_type: WebhookEvent, event: Event) -> Delivery:
     delivery_id = f"{call_prefix(webhook.webhook_id)}{new_id()}"
     return Delivery(
         delivery_id=delivery_id,

@@ -18,7 +18,7 @@ from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.conversation.views.notebook_display import items_html
 from turnwise.memory.deliveries.records import CALL_ID, Delivery, DeliveryChange, check_delivery
-from turnwise.memory.deliveries.webhooks import Webhook, call_prefix, check_webhook
+from turnwise.memory.deliveries.webhooks import WebhookRecord, call_prefix, check_webhook
 from turnwise.memory.values.ids import check_names
 
 Item = TypeVar("Item")
@@ -221,7 +221,7 @@ def check_change(change: DeliveryChange) -> Delivery:
     return change.before
 
 
-def check_webhook_change(before: Webhook | None, after: Webhook | None) -> str:
+def check_webhook_change(before: WebhookRecord | None, after: WebhookRecord | None) -> str:
     """Return the id of the webhook that a change adds, replaces or removes.
 
     Raises:
@@ -236,8 +236,8 @@ def check_webhook_change(before: Webhook | None, after: Webhook | None) -> str:
 
 
 def changed_webhooks(
-    webhooks: Mapping[str, Webhook], before: Webhook | None, after: Webhook | None
-) -> dict[str, Webhook]:
+    webhooks: Mapping[str, WebhookRecord], before: WebhookRecord | None, after: WebhookRecord | None
+) -> dict[str, WebhookRecord]:
     """Return the webhooks of a store after a change, by id.
 
     Raises:
@@ -495,13 +495,13 @@ class SessionStore(Protocol):
             ttl_s: 0 ends the holder's own lease at once. None changes nothing and only reads.
         """
 
-    async def webhooks(self) -> list[Webhook]:
+    async def webhooks(self) -> list[WebhookRecord]:
         """Return the store's webhooks, by id, at most some `MAX_WEBHOOKS`.
 
         Secrets that cannot be decrypted are empty.
         """
 
-    async def change_webhook(self, before: Webhook | None, after: Webhook | None) -> None:
+    async def change_webhook(self, before: WebhookRecord | None, after: WebhookRecord | None) -> None:
         """Add a webhook (`before` is None), replace it, or remove it (`after` is None), compared with the stored one.
 
         Args:

@@ -32,7 +32,7 @@ from turnwise.memory.conversation.spans import Seen, Span, Spans, subtract, unio
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange, check_delivery
-from turnwise.memory.deliveries.webhooks import Webhook
+from turnwise.memory.deliveries.webhooks import WebhookRecord
 from turnwise.memory.stores.base import (
     Activation,
     Commit,
@@ -119,7 +119,7 @@ class InMemoryStore(LocalClock):
         self._logs: dict[str, dict[int, str]] = {}
         self._deliveries = _Deliveries()
         self._lease = DeliveryLease(holder="", until=0.0, now=0.0, next_due_at=None)
-        self._webhooks: dict[str, Webhook] = {}
+        self._webhooks: dict[str, WebhookRecord] = {}
         self._closed = False
 
     async def create(
@@ -368,11 +368,11 @@ class InMemoryStore(LocalClock):
             self._lease = replace(self._lease, holder=holder, until=now + ttl_s)
         return replace(self._lease, now=now, next_due_at=self._deliveries.next_due_at)
 
-    async def webhooks(self) -> list[Webhook]:
+    async def webhooks(self) -> list[WebhookRecord]:
         self._check_open()
         return [webhook for _, webhook in sorted(self._webhooks.items())]
 
-    async def change_webhook(self, before: Webhook | None, after: Webhook | None) -> None:
+    async def change_webhook(self, before: WebhookRecord | None, after: WebhookRecord | None) -> None:
         self._check_open()
         self._webhooks = changed_webhooks(self._webhooks, before, after)
 

@@ -21,7 +21,7 @@ from turnwise.errors import SessionLostError
 from turnwise.memory.conversation.events import RunCompleted
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
-from turnwise.memory.deliveries.webhooks import Webhook, calls_of, message_id_of, new_secret, signed_headers
+from turnwise.memory.deliveries.webhooks import WebhookRecord, calls_of, message_id_of, new_secret, signed_headers
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.values.ids import new_id
 from turnwise.testing.exhaust import exhaust
@@ -82,9 +82,9 @@ class Receivers:
         return [time for time, at, *_ in self.calls if at == url]
 
 
-def a_webhook(name: str = "a", **values: Any) -> Webhook:
+def a_webhook(name: str = "a", **values: Any) -> WebhookRecord:
     fields = {"url": url_of(name), "events": ("run.completed",), "secret": new_secret()}
-    return Webhook(webhook_id=name, **{**fields, **values})
+    return WebhookRecord(webhook_id=name, **{**fields, **values})
 
 
 def url_of(name: str) -> str:
@@ -100,7 +100,7 @@ class Stage:
         self.sessions = sessions
         self.seq = 0
 
-    async def create(self, *webhooks: Webhook) -> None:
+    async def create(self, *webhooks: WebhookRecord) -> None:
         for index in range(self.sessions):
             await self.store.inner.create(SessionRecord(session_id=f"s{index}"))
         for webhook in webhooks:
@@ -144,7 +144,7 @@ class Stage:
         return calls
 
 
-async def made(*webhooks: Webhook, **settings: Any) -> Stage:
+async def made(*webhooks: WebhookRecord, **settings: Any) -> Stage:
     stage = Stage(**settings)
     await stage.create(*(webhooks or (a_webhook(),)))
     return stage

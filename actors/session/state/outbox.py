@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from turnwise.errors import CorruptRecordError, TurnwiseError
-from turnwise.memory.deliveries.webhooks import Webhook, is_told
+from turnwise.memory.deliveries.webhooks import WebhookRecord, is_told
 
 if TYPE_CHECKING:
     from turnwise.actors.session.runs.scheduling import Alarm
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 class Outbox(Protocol):
     """Says which webhooks commits have to tell."""
 
-    async def webhooks_for(self, kinds: Collection[str]) -> Sequence[Webhook]:
+    async def webhooks_for(self, kinds: Collection[str]) -> Sequence[WebhookRecord]:
         """Return the webhooks to which a commit with events of these kinds may matter.
 
         Raises:
@@ -40,7 +40,7 @@ class Outbox(Protocol):
 class NoOutbox:
     """The `Outbox` where nobody has to be told."""
 
-    async def webhooks_for(self, kinds: Collection[str]) -> Sequence[Webhook]:
+    async def webhooks_for(self, kinds: Collection[str]) -> Sequence[WebhookRecord]:
         """See `Outbox.webhooks_for`."""
         return ()
 
@@ -69,12 +69,12 @@ class WebhookOutbox:
     def __init__(self, store: SessionStore, alarm: Alarm) -> None:
         self._store = store
         self._alarm = alarm
-        self._webhooks: Sequence[Webhook] = ()
+        self._webhooks: Sequence[WebhookRecord] = ()
         self._read_at: float | None = None
         """When it last began to read them, by the loop's clock; None: they are unknown."""
         self._reading: asyncio.Task[None] | None = None
 
-    async def webhooks_for(self, kinds: Collection[str]) -> Sequence[Webhook]:
+    async def webhooks_for(self, kinds: Collection[str]) -> Sequence[WebhookRecord]:
         """See `Outbox.webhooks_for`. Makes sure that the dispatcher runs, if there are webhooks."""
         if not any(map(is_told, kinds)):
             if "run_started" in kinds and self._is_older_than(READ_AHEAD_S):

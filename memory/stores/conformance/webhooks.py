@@ -9,7 +9,7 @@ from turnwise.errors import DeliveryChangedError, InvalidInputError, WebhookChan
 from turnwise.memory.conversation.events import RunFailed
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.deliveries.records import DeliveryChange
-from turnwise.memory.deliveries.webhooks import Webhook, calls_of, new_secret
+from turnwise.memory.deliveries.webhooks import WebhookRecord, calls_of, new_secret
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.conformance.fixtures import a_delivery, a_session, eventful, unchanged
 from turnwise.memory.stores.conformance.laws import Law, collector, equal, refuses
@@ -22,10 +22,10 @@ _law = collector(LAWS)
 KEY = SessionKey("s")
 
 
-def a_webhook(webhook_id: str = "w", **values: object) -> Webhook:
+def a_webhook(webhook_id: str = "w", **values: object) -> WebhookRecord:
     """Return a webhook that is told of failed runs."""
     fields = {"url": "https://example.org/hook?a=%C3%BC", "events": ("run.failed",)}
-    return Webhook(webhook_id=webhook_id, **{**fields, "secret": new_secret(), **values})  # type: ignore[arg-type]
+    return WebhookRecord(webhook_id=webhook_id, **{**fields, "secret": new_secret(), **values})  # type: ignore[arg-type]
 
 
 FULL_WEBHOOK = a_webhook(

@@ -14,7 +14,7 @@ from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
-from turnwise.memory.deliveries.webhooks import Webhook
+from turnwise.memory.deliveries.webhooks import WebhookRecord
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.encrypted.keys import PREFIX, Place, Unsealing, UserKey
 from turnwise.memory.values.frozen_json import FrozenDict, freeze
@@ -163,11 +163,11 @@ def seal_change(key: UserKey, change: DeliveryChange) -> DeliveryChange:
     return DeliveryChange(change.before, change.after and seal_delivery(key, change.after))
 
 
-def _secret_place(webhook: Webhook, name: str) -> Place:
+def _secret_place(webhook: WebhookRecord, name: str) -> Place:
     return Place(f"{name} of webhook", webhook.webhook_id, (webhook.webhook_id, webhook.url, name))
 
 
-def seal_webhook(key: UserKey, webhook: Webhook) -> Webhook:
+def seal_webhook(key: UserKey, webhook: WebhookRecord) -> WebhookRecord:
     """Return the webhook with encrypted secrets. An empty one stays: it could not be decrypted."""
     previous = webhook.previous_secret
     return replace(
@@ -177,7 +177,7 @@ def seal_webhook(key: UserKey, webhook: Webhook) -> Webhook:
     )
 
 
-async def open_webhook(texts: Unsealing, webhook: Webhook) -> Webhook:
+async def open_webhook(texts: Unsealing, webhook: WebhookRecord) -> WebhookRecord:
     """Return the webhook; a secret that cannot be decrypted becomes empty, so that the webhook can be removed."""
     return replace(
         webhook,
@@ -186,7 +186,7 @@ async def open_webhook(texts: Unsealing, webhook: Webhook) -> Webhook:
     )
 
 
-async def _open_secret(texts: Unsealing, webhook: Webhook, name: str) -> str | None:
+async def _open_secret(texts: Unsealing, webhook: WebhookRecord, name: str) -> str | None:
     sealed: str | None = getattr(webhook, name)
     try:
         return sealed and await texts.open(_secret_place(webhook, name), sealed)

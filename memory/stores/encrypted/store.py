@@ -13,7 +13,7 @@ from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
-from turnwise.memory.deliveries.webhooks import Webhook, check_webhook
+from turnwise.memory.deliveries.webhooks import WebhookRecord, check_webhook
 from turnwise.memory.stores.base import Activation, Commit, DeliveryLease, Page, SessionOrder, SessionStore
 from turnwise.memory.stores.encrypted.keys import KeyRing, Unsealing
 from turnwise.memory.stores.encrypted.records import (
@@ -235,11 +235,11 @@ class EncryptedStore(Shared):
     async def lease_deliveries(self, holder: str, ttl_s: float | None) -> DeliveryLease:
         return await self._inner.lease_deliveries(holder, ttl_s)
 
-    async def webhooks(self) -> list[Webhook]:
+    async def webhooks(self) -> list[WebhookRecord]:
         texts = self._texts()
         return [await open_webhook(texts, webhook) for webhook in await self._inner.webhooks()]
 
-    async def change_webhook(self, before: Webhook | None, after: Webhook | None) -> None:
+    async def change_webhook(self, before: WebhookRecord | None, after: WebhookRecord | None) -> None:
         if after:
             check_webhook(after)
             after = seal_webhook(await self._keys.of(after.user_id or DEFAULT_USER), after)

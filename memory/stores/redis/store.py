@@ -41,7 +41,7 @@ from turnwise.memory.conversation.spans import Span, Spans, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange, check_delivery
-from turnwise.memory.deliveries.webhooks import WEBHOOK_FIELDS, Webhook
+from turnwise.memory.deliveries.webhooks import WEBHOOK_FIELDS, WebhookRecord
 from turnwise.memory.stores.base import (
     PROBE_BYTES,
     Activation,
@@ -362,12 +362,12 @@ class RedisStore(RedisDatabase):
             next_due_at=float(next_due_at) if next_due_at else None,
         )
 
-    async def webhooks(self) -> list[Webhook]:
+    async def webhooks(self) -> list[WebhookRecord]:
         (rows,) = await self._do("webhooks", [], again=True)
-        webhooks = [decode_record(Webhook, f"{self._base}:webhooks", text) for text in rows]
+        webhooks = [decode_record(WebhookRecord, f"{self._base}:webhooks", text) for text in rows]
         return sorted(webhooks, key=attrgetter("webhook_id"))
 
-    async def change_webhook(self, before: Webhook | None, after: Webhook | None) -> None:
+    async def change_webhook(self, before: WebhookRecord | None, after: WebhookRecord | None) -> None:
         webhook_id = check_webhook_change(before, after)
         with self._translated():
             text = record_text(after, WEBHOOK_FIELDS) if after else ""

@@ -33,7 +33,7 @@ from turnwise.memory.conversation.spans import Span, Spans, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange, check_delivery
-from turnwise.memory.deliveries.webhooks import WEBHOOK_FIELDS, Webhook
+from turnwise.memory.deliveries.webhooks import WEBHOOK_FIELDS, WebhookRecord
 from turnwise.memory.stores.base import (
     PROBE_BYTES,
     Activation,
@@ -492,11 +492,11 @@ class SQLStore(SecureDeleteDatabase):
             return await self._read(lambda connection: lease_of(connection, self._noted(connection, _LEASE, _NO_LEASE)))
         return await self._write_grouped(take)
 
-    async def webhooks(self) -> list[Webhook]:
+    async def webhooks(self) -> list[WebhookRecord]:
         note = await self._read(lambda connection: self._noted(connection, _WEBHOOKS, _NO_WEBHOOKS))
         return list(_read_webhooks(note).values())
 
-    async def change_webhook(self, before: Webhook | None, after: Webhook | None) -> None:
+    async def change_webhook(self, before: WebhookRecord | None, after: WebhookRecord | None) -> None:
         check_webhook_change(before, after)
 
         def change(connection: sa.Connection) -> None:
@@ -624,8 +624,8 @@ def _bounds(span: Span) -> dict[str, int]:
     return {"log": log_key(span.log), "start": span.start, "stop": span.stop}
 
 
-def _read_webhooks(note: str) -> dict[str, Webhook]:
-    webhooks = decoded("webhooks", lambda: [record_of(Webhook, fields) for fields in json.loads(note)])
+def _read_webhooks(note: str) -> dict[str, WebhookRecord]:
+    webhooks = decoded("webhooks", lambda: [record_of(WebhookRecord, fields) for fields in json.loads(note)])
     return {webhook.webhook_id: webhook for webhook in webhooks}
 
 

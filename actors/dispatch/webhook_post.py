@@ -54,10 +54,12 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 def is_public(address: str) -> bool:
-    """Return whether an address is outside of every private network, as is the one that it may stand for."""
+    """Return whether an address is outside of every private network. One that stands for an IPv4 address is like it."""
     ip: Address = ipaddress.ip_address(address)
-    embedded = _embedded(ip)
-    return ip.is_global and not (ip.is_multicast or ip.is_reserved) and (embedded is None or is_public(str(embedded)))
+    if embedded := _embedded(ip):
+        return is_public(str(embedded))
+    is_local = isinstance(ip, ipaddress.IPv6Address) and ip.is_site_local  # which Python takes for global
+    return ip.is_global and not (ip.is_multicast or ip.is_reserved or is_local)
 
 
 def _embedded(ip: Address) -> ipaddress.IPv4Address | None:

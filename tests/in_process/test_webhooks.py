@@ -120,9 +120,7 @@ def test_only_the_webhooks_of_a_user_hear_of_the_users_sessions(tmp_path: Path, 
         for user_id in ("ann", "bob"):
             manager.open("chat", user_id=user_id).run("hello").wait()
         eventually(lambda: len(receiver.requests) == 3)
-        told = sorted(
-            (path.rpartition("&")[2], json.loads(body)["data"]["user_id"]) for path, _, body in receiver.requests
-        )
+        users = [(path.rpartition("&")[2], json.loads(body)["data"]["user_id"]) for path, _, body in receiver.requests]
         assert sorted(users) == [("all", "ann"), ("all", "bob"), ("ann", "ann")]
         assert [webhook.id for webhook in manager.webhooks()] == [ann.id, everyone.id, off.id]
         assert [webhook.id for webhook in manager.webhooks(user_id="ann")] == [ann.id]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 
 import pytest
 
@@ -97,13 +98,13 @@ def test_a_url_may_be_unencrypted_only_inside_the_network() -> None:
         check_url("http://10.0.0.1/hook")
 
 
-IDS = {"session_id": "s", "user_id": "ann", "seq": 7, "at": 4.5}
+IDS: dict[str, Any] = {"session_id": "s", "user_id": "ann", "seq": 7, "at": 4.5}
 
 
-def told(event: Event, **values: object) -> list[tuple[str, dict[str, object]]]:
+def told(event: Event, **values: Any) -> list[tuple[str, dict[str, Any]]]:
     """Return the type and the data of each call that tells a webhook of everything."""
-    fields = {"webhook_id": "w", "url": "https://a.example", "events": WEBHOOK_EVENTS, **values}
-    calls = [change.after for change in calls_of([WebhookRecord(**fields)], [event]) if change.after]  # type: ignore[arg-type]
+    fields: dict[str, Any] = {"webhook_id": "w", "url": "https://a.example", "events": WEBHOOK_EVENTS, **values}
+    calls = [change.after for change in calls_of([WebhookRecord(**fields)], [event]) if change.after]
     assert all((webhook_id_of(call), call.session_id, call.user_id) == ("w", "s", "ann") for call in calls)
     assert len({message_id_of(call) for call in calls}) == len(calls)
     return [(call.payload["type"], dict(call.payload["data"])) for call in calls]

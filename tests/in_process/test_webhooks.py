@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from turnwise import AsyncSessionManager, EchoEngine, Encryption, InProcess, SessionManager
+from turnwise import AsyncSessionManager, EchoEngine, Encryption, InProcess, SessionManager, Turn
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.errors import InvalidInputError, ReadOnlyStoreError, WebhookNotFoundError
 from turnwise.memory.deliveries.webhooks import WEBHOOK_EVENTS, signed_headers
@@ -182,7 +182,7 @@ def test_addresses_inside_the_network_are_refused_and_no_redirect_is_followed(
 
 
 def test_failed_runs_budgets_and_decisions_are_told(tmp_path: Path, receiver: Receiver) -> None:
-    def broken(prompt: str) -> str:
+    def broken(turn: Turn) -> str:
         raise ValueError("no answer")
 
     with SessionManager(url_of(tmp_path), engine=FunctionEngine(broken), placement=InProcess()) as manager:

@@ -6,14 +6,14 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from turnwise.actors.dispatch.webhook_post import Post, RefusedAddressError, UnreachableError
+from turnwise.actors.dispatch.webhook_post import POST_S, Post, RefusedAddressError, UnreachableError
 from turnwise.errors import DeliveryChangedError, TurnwiseError, WebhookChangedError
 from turnwise.memory.background import log_failure, retry
 from turnwise.memory.conversation.codec import encode_json
@@ -27,12 +27,18 @@ from turnwise.memory.values.checked_settings import PositiveCount, PositiveSecon
 GONE = 410
 """The status by which a receiver says that it wants no more calls."""
 
-AWAY = (408, 425, 429, 502, 503, 504)
-"""Statuses by which a receiver says that it is away, as is one that does not answer."""
+UNSENT, UNANSWERED = 0, -1
+"""Stand for the status of a call that could not be sent, and of one that was not answered."""
+
+AWAY = (UNANSWERED, 408, 425, 429, 502, 503, 504)
+"""Statuses of receivers that are away."""
 
 ARRIVED = range(200, 300)
 
 MOST_FINISHED = 4096
+
+PUT_OFF_S = 1.0
+"""For how many seconds at least a call is put off if too many are due. If its receiver is tried: for `POST_S`."""
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +76,8 @@ class _Receiver:
     """The sessions with a call under way."""
     failures: int = 0
     """How often in a row it was away."""
+    why: str = ""
+    """Why it is away."""
     away_until: float = 0.0
     """By the store's clock."""
     last_put_off: float = 0.0
@@ -80,7 +88,7 @@ class WebhookSender:
     """Sends calls to their receivers, at least once each, always with the same id, and removes those that arrived.
 
     Of the calls of one session to one webhook, one is under way at a time, in the order in which they are due, until
-    one fails: it is sent again after a pause that grows, and others may arrive before it. `data.seq` has their order.
+    one fails or is put off: then others may arrive before it. `data.seq` has their order.
 
     A receiver that is away delays no other. After a pause, one call tries it; meanwhile its calls are put off in the
     store, and become due one after the other. What has failed for `give_up_s`, or whose webhook is disabled, stays in
@@ -138,7 +146,8 @@ class WebhookSender:
             return False
         receiver = self._receivers.setdefault(webhook_id_of(call), _Receiver())
         self._ids.add(call.delivery_id)
-        if self._now() < receiver.away_until or len(receiver.queue) >= self._settings.backlog:
+        room = 1 if receiver.failures else self._settings.backlog
+        if self._now() < receiver.away_until or len(receiver.queue) >= room:
             await self._storing.acquire()
             self._begin(self._put_off(call, receiver), call).add_done_callback(lambda _: self._storing.release())
         else:
@@ -172,6 +181,8 @@ class WebhookSender:
     def _send_next(self) -> None:
         for receiver in self._receivers.values():
             most = 1 if receiver.failures else self._settings.at_once_each
+            if not receiver.queue or len(receiver.active) >= most:
+                continue
             for call in list(receiver.queue):
                 if self._sending >= self._settings.at_once or len(receiver.active) >= most:
                     break
@@ -206,33 +217,42 @@ class WebhookSender:
 
     async def _after_attempt(self, call: Delivery, webhook: WebhookRecord, receiver: _Receiver) -> Delivery | None:
         """Call the receiver; return the call as it is to be stored then, None if it has arrived."""
-        now = self._now()
-        if not (signing := webhook.secrets_at(now)):
+        if not (signing := webhook.secrets_at(self._now())):
             return self._after_failure(call, "the secret of its webhook cannot be decrypted here")
-        body = encode_json({**call.payload, "timestamp": _iso_time(call.occurs_at)}).encode()
-        signed = signed_headers(message_id_of(call), now, body, signing)
+        status, why = await self._attempt(call, webhook, signing)
+        if status in AWAY:
+            return self._after_failure(call, why, receiver)
+        if status != UNSENT:
+            receiver.failures, receiver.away_until = 0, 0.0
+        if status == GONE:
+            await self._disable(webhook)
+            return call.after_failure(f"{why}, so its webhook is disabled", None)
+        return None if status in ARRIVED else self._after_failure(call, why)
+
+    async def _attempt(self, call: Delivery, webhook: WebhookRecord, signing: Sequence[str]) -> tuple[int, str]:
+        """Call the receiver; return the status of its answer, or `UNANSWERED` or `UNSENT`, and what to say of it."""
+        body = encode_json({**call.payload, "timestamp": _iso_time(call.created_at)}).encode()
+        signed = signed_headers(message_id_of(call), self._now(), body, signing)
         headers = {**signed, "content-type": "application/json", "user-agent": "turnwise"}
         try:
             status = await self._post(webhook.url, headers, body, allow_private=webhook.allow_private)
-        except RefusedAddressError as error:
-            return self._after_failure(call, str(error))
         except UnreachableError as error:
-            return self._after_failure(call, str(error), receiver)
-        if status in AWAY:
-            return self._after_failure(call, f"it answered {status}", receiver)
-        receiver.failures, receiver.away_until = 0, 0.0
-        if status == GONE:
-            await self._disable(webhook)
-            return call.after_failure(f"it answered {status}, so its webhook is disabled", None)
-        return None if status in ARRIVED else self._after_failure(call, f"it answered {status}")
+            return UNANSWERED, str(error)
+        except RefusedAddressError as error:
+            return UNSENT, str(error)
+        except Exception as error:  # noqa: BLE001 - whatever a library raises is noted with the call
+            log_failure(f"call {call.delivery_id!r} of webhook {webhook.webhook_id!r}", error)
+            return UNSENT, f"{type(error).__name__}: {error}"
+        return status, f"it answered {status}"
 
     async def _find(self, webhook_id: str) -> WebhookRecord | None:
-        """Return a webhook as it was a moment ago; None if there was none after its call was read."""
+        """Return a webhook as it was a moment ago; None or a disabled one only if it was so after its call was read."""
         loop = asyncio.get_running_loop()
         wanted_at = loop.time()
         async with self._reading:
+            known = self._webhooks.get(webhook_id)
             is_old = loop.time() >= self._read_at + self._settings.webhooks_s
-            if is_old or (webhook_id not in self._webhooks and self._read_at < wanted_at):
+            if is_old or (self._read_at < wanted_at and not (known and known.is_enabled)):
                 read_at = loop.time()
                 self._webhooks = {webhook.webhook_id: webhook for webhook in await self._store.webhooks()}
                 self._read_at = read_at
@@ -255,7 +275,7 @@ class WebhookSender:
         if away:
             pauses = GrowingPauses(settings.first_pause_s, settings.longest_away_s, failures=away.failures)
             away.away_until = now + pauses.next_s()
-            away.failures = pauses.failures
+            away.failures, away.why = pauses.failures, why
         pauses = GrowingPauses(settings.first_pause_s, settings.longest_pause_s, failures=call.attempts)
         due_at = max(now + pauses.next_s(), away.away_until if away else 0.0)
         is_over = due_at - call.occurs_at > settings.give_up_s
@@ -265,9 +285,12 @@ class WebhookSender:
 
     async def _put_off(self, call: Delivery, receiver: _Receiver) -> None:
         """Have a call come back later, without an attempt, after those that were put off before."""
-        soon = max(receiver.away_until, self._now() + 1.0)
-        receiver.last_put_off = max(soon, receiver.last_put_off + self._settings.spread_s)
-        await self._change(call, replace(call, due_at=receiver.last_put_off, revision=call.revision + 1))
+        soon = max(receiver.away_until, self._now() + (POST_S if receiver.failures else PUT_OFF_S))
+        receiver.last_put_off = due_at = max(soon, receiver.last_put_off + self._settings.spread_s)
+        if receiver.failures and due_at - call.occurs_at > self._settings.give_up_s:
+            await self._change(call, call.after_failure(f"its receiver is away: {receiver.why}", None))
+        else:
+            await self._change(call, replace(call, due_at=due_at, revision=call.revision + 1))
 
     async def _change(self, call: Delivery, after: Delivery | None) -> None:
         async def change() -> None:

@@ -205,18 +205,59 @@ async def test_what_failed_for_long_is_kept_with_the_reason_and_can_be_sent_agai
     assert stage.receivers.arrived == [(url_of("a"), message_id_of(call))] and await stage.left() == []
 
 
+async def test_calls_that_were_only_put_off_are_given_up_too() -> None:
+    stage = await made(sessions=20)
+    stage.receivers.answers[url_of("a")] = UnreachableError("it is down")
+    await stage.end_runs(200)
+    async with stage.sending(give_up_s=200.0):
+        await asyncio.sleep(900.0)
+    calls = await stage.left()
+    assert [call.due_at for call in calls] == [None] * 200 and len(stage.receivers.calls) < 50
+    assert {call.why for call in calls} <= {"it is down", "its receiver is away: it is down"}
+
+
+async def test_what_a_library_raises_is_a_failure_of_the_call() -> None:
+    stage = await made()
+    stage.receivers.answers[url_of("a")] = [ValueError("of a library"), 200]
+    await stage.end_runs()
+    async with stage.sending():
+        await asyncio.sleep(1.0)
+        (call,) = await stage.left()
+        assert call.why == "ValueError: of a library"
+        await asyncio.sleep(20.0)
+    assert len(stage.receivers.arrived) == 1
+
+
+async def test_a_webhook_that_is_enabled_again_is_told_at_once() -> None:
+    webhook = a_webhook(is_enabled=True)
+    stage = await made(webhook)
+    first, second = await stage.end_runs(2)
+    disabled = replace(webhook, is_enabled=False, revision=2)
+    await stage.store.inner.change_webhook(webhook, disabled)
+    async with stage.sending() as dispatcher:
+        await asyncio.sleep(1.0)
+        await stage.store.inner.change_webhook(disabled, replace(webhook, revision=3))
+        for call in await stage.left():
+            again = replace(call, occurs_at=now(), due_at=now(), revision=call.revision + 1)
+            await stage.store.inner.change_delivery(DeliveryChange(call, again))
+        dispatcher.tell(now())
+        await asyncio.sleep(1.0)
+    assert {message_id for _, message_id in stage.receivers.arrived} == {message_id_of(first), message_id_of(second)}
+    assert {body["timestamp"] for *_, body in stage.receivers.calls} == {"1970-01-01T00:00:00.000Z"}
+
+
 async def test_a_dead_receiver_delays_no_other() -> None:
-    """Ten that never answer, each with a thousand calls, and one that does."""
+    """Ten that never answer, each with hundreds of calls, and one that does."""
     dead = [f"dead{index}" for index in range(10)]
     stage = await made(*(a_webhook(name) for name in [*dead, "a"]), sessions=50)
     for name in dead:
         stage.receivers.takes_s[url_of(name)] = 15.0
         stage.receivers.answers[url_of(name)] = UnreachableError("it did not answer within 15 s")
     async with stage.sending() as dispatcher:
-        await stage.end_runs(1000)
+        await stage.end_runs(400)
         dispatcher.tell(now())
         await asyncio.sleep(60.0)
-        assert len(stage.receivers.arrived) == 1000
+        assert len(stage.receivers.arrived) == 400
         for _ in range(20):
             begun_at, before = now(), len(stage.receivers.arrived)
             await stage.end_runs()

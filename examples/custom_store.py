@@ -68,7 +68,7 @@ class AuditedStore:
     run, runs, run_of_key = map(passed_on, ("run", "runs", "run_of_key"))
     delivery, deliveries, due = map(passed_on, ("delivery", "deliveries", "due"))
     add_delivery, change_delivery = map(passed_on, ("add_delivery", "change_delivery"))
-    lease_deliveries = passed_on("lease_deliveries")
+    lease_deliveries, webhooks, change_webhook = map(passed_on, ("lease_deliveries", "webhooks", "change_webhook"))
     query, count, usage, unsettled, expired = map(passed_on, ("query", "count", "usage", "unsettled", "expired"))
 
 

@@ -87,6 +87,9 @@ class RayRuntime:
         spec = _spec_of(place, setup)
         return StoreLook(DispatcherProcess(self._namespace, store_id, self._placement, spec), store_id)
 
+    def announce_webhooks(self, store_id: str) -> None:
+        """See `Runtime.announce_webhooks`. Actors notice by themselves."""
+
     def live_processes(self, store_id: str) -> SessionProcesses:
         """See `Runtime.live_processes`."""
         from turnwise.actors.cluster.actor_lookup import LiveLookup

@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+from turnwise.actors.dispatch.webhook_post import Post, WebhookPost
+from turnwise.actors.dispatch.webhook_sender import SendSettings, WebhookSender
 from turnwise.errors import ConfigError, DeliveryChangedError, InvalidInputError, SessionLostError, TurnwiseError
 from turnwise.memory.background import log_failure, retry
 from turnwise.memory.conversation.sessions import SessionKey
@@ -59,6 +61,8 @@ class DispatchSettings:
 class Dispatcher:
     """Hands deliveries to their sessions when they are due, as long as it has the lease of their store.
 
+    Those that are calls of webhooks it sends to their receivers: see `WebhookSender`.
+
     Of several dispatchers of a store, the one with the lease works; when it no longer renews the lease, another takes
     it. If two work nevertheless, since one was frozen, no delivery is carried out twice: the session's commit refuses
     the second.
@@ -85,6 +89,7 @@ class Dispatcher:
         deliver: carries the delivery out, in its session. When it returns, the store has moved or removed the delivery,
             or has another revision of it. It may be called again for the same revision.
         holder: its name in the lease, which no other living dispatcher has.
+        post: sends the calls of webhooks; by HTTP if omitted. It is closed in the end.
         clock: the time on a clock that is never set, in seconds; the loop's if omitted.
     """
 
@@ -94,7 +99,9 @@ class Dispatcher:
         deliver: Callable[[Delivery], Awaitable[object]],
         holder: str,
         *,
+        post: Post | None = None,
         settings: DispatchSettings = DispatchSettings(),
+        sending: SendSettings | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._store = store
@@ -118,6 +125,8 @@ class Dispatcher:
         """When it asks the store next, by `clock`."""
         self._told_at = math.inf
         """The earliest time that it was told since it asked the store last, by the store's clock."""
+        post = post or WebhookPost()
+        self._sender = WebhookSender(store, post, tell=self.tell, now=self._now, settings=sending or SendSettings())
         self._woken = asyncio.Event()
         self._idle_since: float | None = None
 
@@ -140,6 +149,10 @@ class Dispatcher:
         self._idle_since = None
         self._woken.set()
 
+    def _now(self) -> float:
+        """Return the time by the store's clock."""
+        return self._clock() + self._ahead_s
+
     def wake(self) -> None:
         """Ask the store at once, as its clock was set."""
         self.tell(-math.inf)
@@ -158,7 +171,7 @@ class Dispatcher:
             attempts = list(self._attempts.values())
             for attempt in attempts:
                 attempt.cancel()
-            await asyncio.gather(*attempts, return_exceptions=True)
+            await asyncio.gather(*attempts, self._sender.close(), return_exceptions=True)
             self._leads_until = 0.0
             with suppress(TurnwiseError):
                 await self._store.lease_deliveries(self._holder, 0.0)
@@ -182,21 +195,25 @@ class Dispatcher:
                 soon_s = self._settings.idle_s if lease.next_due_at is None else lease.next_due_at - lease.now
                 return min(soon_s, self._settings.idle_s)
             begun = await self._sweep()
-            if not (begun or self._attempts or self._was_skipped):
+            if not (begun or self._is_busy or self._was_skipped):
                 return await self._until_readable()
         except Exception as error:  # noqa: BLE001 - whatever the store raises, it is asked again
             self._idle_since = None
             pause_s = self._pauses.next_s()
             log_failure(f"dispatcher {self._holder!r}: asking the store", error, f"; it asks again in {pause_s:.1f} s")
             return pause_s
-        return BUSY_S if self._attempts else 0.0
+        return BUSY_S if self._is_busy else 0.0
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._attempts) or self._sender.is_busy
 
     async def _until_readable(self) -> float:
         """Return for how many seconds nothing is due that can be read, of the next `idle_s`.
 
         What is due and cannot be read, as of a user whose key was deleted, would otherwise keep the dispatcher awake.
         """
-        now, idle_s = self._clock() + self._ahead_s, self._settings.idle_s
+        now, idle_s = self._now(), self._settings.idle_s
         page = await self._store.due(now + idle_s, cursor=f"{self._swept_to!r}:", limit=self._settings.page)
         return min([idle_s, *(delivery.due_at - now for delivery in page if delivery.due_at is not None)])
 
@@ -225,12 +242,15 @@ class Dispatcher:
         while True:
             if self._leads_until - self._clock() <= self._settings.lease_s / 2:
                 await self._renew()
-            self._swept_to = self._clock() + self._ahead_s
+            self._swept_to = self._now()
             page = await self._store.due(self._swept_to, cursor=cursor, limit=self._settings.page)
             if page.unreadable:
                 names = ", ".join(key.full_name for key in page.unreadable)
                 _log.warning("deliveries of these sessions are due and cannot be read: %s", names)
             for delivery in page:
+                if delivery.kind == "call":
+                    begun += await self._sender.take(delivery)
+                    continue
                 if delivery.session_key in self._attempts:
                     self._was_skipped = True
                     continue
@@ -252,7 +272,7 @@ class Dispatcher:
         if not attempt.cancelled() and (error := attempt.exception()):
             log_failure(f"dispatcher {self._holder!r}: a delivery of session {key.full_name!r}", error)
         if self._was_skipped or not self._attempts:
-            self.tell(self._clock() + self._ahead_s + LEAST_SLEEP_S)
+            self.tell(self._now() + LEAST_SLEEP_S)
 
     async def _attempt(self, delivery: Delivery) -> None:
         limit = asyncio.timeout(self._settings.attempt_s)
@@ -275,7 +295,7 @@ class Dispatcher:
             self.tell(after.due_at)
 
     def _after_failure(self, delivery: Delivery, error: Exception) -> Delivery:
-        now, settings = self._clock() + self._ahead_s, self._settings
+        now, settings = self._now(), self._settings
         why = str(error) if isinstance(error, TurnwiseError) else f"{type(error).__name__}: {error}"
         why = why.encode(errors="replace").decode()[:MAX_WHY_CHARS]
         if _is_final(error) or now - delivery.occurs_at > settings.give_up_s:

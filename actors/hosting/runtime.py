@@ -154,6 +154,12 @@ class Runtime(Protocol):
         Also says that sessions' processes start as this manager starts them, from now on.
         """
 
+    def announce_webhooks(self, store_id: str) -> None:
+        """Say that webhooks of a store were changed, or that their calls are due again. Does not wait.
+
+        Processes that it does not reach notice within a minute.
+        """
+
     def live_processes(self, store_id: str) -> SessionProcesses:
         """Return what finds running processes only, for a client that may start none."""
 

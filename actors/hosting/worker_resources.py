@@ -15,6 +15,7 @@ from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.runs.scheduling import NO_ALARM, Alarm
+from turnwise.actors.session.state.outbox import WebhookOutbox
 from turnwise.errors import ConfigError, EngineLimitError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.event_store.base import HistoryStore
@@ -60,6 +61,7 @@ class WorkerResources:
         """Returns the ids of the setups that open runs use, which are never evicted."""
         self.alarm: Alarm = NO_ALARM
         """Who is told of the deliveries of the process's sessions. Set it before the first core is made."""
+        self._outbox: WebhookOutbox | None = None
         self._pickled = {**(other_engines or {}), engine_id: engine}
         self._loads = loads
         self._open_store = open_store
@@ -144,9 +146,20 @@ class WorkerResources:
             history=history,
             engine_id=override.engine_id,
             alarm=self.alarm,
+            outbox=self._find_outbox(),
         )
         self.assign_runs(core, override)
         return core
+
+    def forget_webhooks(self) -> None:
+        """Have the sessions' next commits tell webhooks as they are in the store now, since they were changed."""
+        if self._outbox:
+            self._outbox.forget()
+
+    def _find_outbox(self) -> WebhookOutbox:
+        if self._outbox is None:
+            self._outbox = WebhookOutbox(self._stores[0], self.alarm)
+        return self._outbox
 
     def assign_runs(self, core: SessionCore, override: EngineOverride) -> None:
         """Assign the setups of an earlier process to the runs that it left open."""

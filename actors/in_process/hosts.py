@@ -114,6 +114,14 @@ class Host:
         if self._dispatcher:
             self._dispatcher.wake()
 
+    def announce_webhooks(self) -> None:
+        """Tell webhooks as they are in the store now, and send what is due. Does not wait."""
+        LOOP.submit(self._announce_webhooks())
+
+    async def _announce_webhooks(self) -> None:
+        self._resources.forget_webhooks()
+        await self.wake()
+
     def submit(self, request: bytes) -> Future[bytes]:
         """Begin a request; return the future of its answer. Cancelling the future does not cancel the request."""
         return LOOP.submit(self._answer(request))

@@ -30,6 +30,7 @@ from turnwise.actors.session.runs.scheduling import NO_ALARM, Alarm, Scheduling
 from turnwise.actors.session.runs.session_reminders import SessionReminders
 from turnwise.actors.session.session_row import SessionRow
 from turnwise.actors.session.state.journal import Journal
+from turnwise.actors.session.state.outbox import NO_OUTBOX, Outbox
 from turnwise.actors.session.state.ownership import Ownership
 from turnwise.actors.session.state.reads import LiveSource, SessionReads
 from turnwise.actors.session.state.session_tasks import SessionTasks
@@ -82,6 +83,7 @@ class SessionCore:
         off_loop: Callable[..., Awaitable[Any]] = asyncio.to_thread,
         engine_id: str = "",
         alarm: Alarm = NO_ALARM,
+        outbox: Outbox = NO_OUTBOX,
     ) -> None:
         self.session_id = key.session_id
         run_resources = RunResources(
@@ -91,7 +93,7 @@ class SessionCore:
         self.state = state = SessionState(key, Journal(key, store, clock, history))
         self.engines = engines = SessionEngines(run_resources, state, tasks, off_loop)
         progress, spending = SavingProgress(engines), Spending(state, engines)
-        self.transactor = transactor = Transactor(state, tasks, engines, progress, self._recover)
+        self.transactor = transactor = Transactor(state, tasks, engines, progress, self._recover, outbox=outbox)
         self.reads = SessionReads(LiveSource(state, transactor.loaded))
         self.ingestion = MemoryIngestion(state, transactor, engines, tasks, progress)
         self.retrieval = MemoryRetrieval(state, engines, tasks, self.ingestion)

@@ -16,11 +16,15 @@ from turnwise.memory.values.ids import check_names
 from turnwise.memory.values.records import Record, replace
 
 DeliveryKind = Literal["prompt", "message", "call"]
-"""`prompt`: begins a run. `message`: goes into the active run; without one, begins a run. `call`: calls a URL."""
+"""`prompt`: begins a run. `message`: goes into the active run; without one, begins a run. `call`: tells a webhook."""
 
 Missed = Literal["run_once", "skip", "run_all"]
 """What becomes of occurrences that were due while nobody could carry them out. `run_once`: one is carried out for all
 of them. `skip`: those that are more than `MISSED_AFTER_S` late are left out. `run_all`: each is carried out."""
+
+CALL_ID = "~"
+"""What the ids of calls begin with, and of no other delivery. All other ids that `new_id` makes sort before it, so the
+calls, and those of one webhook, are a range of ids."""
 
 MISSED_AFTER_S = 60.0
 """After how many seconds an occurrence that has not been carried out counts as missed."""
@@ -125,6 +129,10 @@ def check_delivery(delivery: Delivery) -> Delivery:
     check_names("delivery_id", delivery.delivery_id, quotes=False)
     if not delivery.key:
         raise InvalidInputError("key", shown(delivery.key), "must not be empty")
+    is_call = delivery.kind == "call"
+    if delivery.delivery_id.startswith(CALL_ID) != is_call or (delivery.delivery_id > CALL_ID) != is_call:
+        reason = f"ids of calls begin with {CALL_ID!r}, and those of other deliveries sort before it"
+        raise InvalidInputError("delivery_id", shown(delivery.delivery_id), reason)
     check_time("occurs_at", delivery.occurs_at)
     if delivery.due_at is not None:
         check_time("due_at", delivery.due_at)

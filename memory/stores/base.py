@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 
-from turnwise.errors import InvalidInputError, shown
+from turnwise.errors import InvalidInputError, WebhookChangedError, shown
 from turnwise.memory.conversation.events import AnyEvent, Event
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord, SessionStatus
@@ -17,7 +17,8 @@ from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.conversation.views.notebook_display import items_html
-from turnwise.memory.deliveries.records import Delivery, DeliveryChange, check_delivery
+from turnwise.memory.deliveries.records import CALL_ID, Delivery, DeliveryChange, check_delivery
+from turnwise.memory.deliveries.webhooks import WebhookRecord, call_prefix, check_webhook
 from turnwise.memory.values.ids import check_names
 
 Item = TypeVar("Item")
@@ -218,6 +219,41 @@ def check_change(change: DeliveryChange) -> Delivery:
     if change.after:
         check_delivery(change.after)
     return change.before
+
+
+def check_webhook_change(before: WebhookRecord | None, after: WebhookRecord | None) -> str:
+    """Return the id of the webhook that a change adds, replaces or removes.
+
+    Raises:
+        InvalidInputError: see `SessionStore.change_webhook`.
+    """
+    webhook = before or after
+    if webhook is None:
+        raise InvalidInputError("after", None, "pass the webhook to add or to remove")
+    if after:
+        check_webhook(after)
+    return webhook.webhook_id
+
+
+def changed_webhooks(
+    webhooks: Mapping[str, WebhookRecord], before: WebhookRecord | None, after: WebhookRecord | None
+) -> dict[str, WebhookRecord]:
+    """Return the webhooks of a store after a change, by id.
+
+    Raises:
+        WebhookChangedError: the stored one is not as `before`.
+    """
+    webhook_id = check_webhook_change(before, after)
+    stored = webhooks.get(webhook_id)
+    if (stored and stored.revision) != (before and before.revision):
+        raise WebhookChangedError(webhook_id)
+    rest = {name: webhook for name, webhook in webhooks.items() if name != webhook_id}
+    return rest | {webhook_id: after} if after else rest
+
+
+def call_range(webhook_id: str | None) -> tuple[str, str]:
+    """Return the ids between which, exclusively, the calls of a webhook are; for None, deliveries that are no calls."""
+    return (call_prefix(webhook_id), call_prefix(webhook_id) + CALL_ID) if webhook_id else ("", CALL_ID)
 
 
 def check_session_filter(user_id: str | None, session_id: str | None) -> None:
@@ -426,9 +462,18 @@ class SessionStore(Protocol):
         """Return the session's delivery with this key; None if there is none."""
 
     async def deliveries(
-        self, *, user_id: str | None = None, session_id: str | None = None, after: str = "", limit: int = 100
+        self,
+        *,
+        user_id: str | None = None,
+        session_id: str | None = None,
+        webhook_id: str | None = None,
+        after: str = "",
+        limit: int = 100,
     ) -> list[Delivery]:
         """Return up to `limit` deliveries that match the given filters and have an id above `after`, by id.
+
+        Args:
+            webhook_id: the calls of this webhook; None: the deliveries that are no calls.
 
         Raises:
             InvalidInputError: a session was given without its user.
@@ -448,6 +493,24 @@ class SessionStore(Protocol):
         Args:
             holder: names who asks. No two that live at the same time have the same name.
             ttl_s: 0 ends the holder's own lease at once. None changes nothing and only reads.
+        """
+
+    async def webhooks(self) -> list[WebhookRecord]:
+        """Return the store's webhooks, by id, at most some `MAX_WEBHOOKS`.
+
+        Secrets that cannot be decrypted are empty.
+        """
+
+    async def change_webhook(self, before: WebhookRecord | None, after: WebhookRecord | None) -> None:
+        """Add a webhook (`before` is None), replace it, or remove it (`after` is None), compared with the stored one.
+
+        Args:
+            after: has the id of `before`, and a revision that is 1 higher.
+
+        Raises:
+            InvalidInputError: both are None, or what is to be stored cannot be used: see `check_webhook`.
+            WebhookChangedError: the stored webhook is gone, or has another revision, or there is one with the id of an
+                added one; nothing is written.
         """
 
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:

@@ -32,6 +32,7 @@ from turnwise.memory.conversation.spans import Seen, Span, Spans, subtract, unio
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange, check_delivery
+from turnwise.memory.deliveries.webhooks import WebhookRecord
 from turnwise.memory.stores.base import (
     Activation,
     Commit,
@@ -39,6 +40,8 @@ from turnwise.memory.stores.base import (
     LocalClock,
     Page,
     SessionOrder,
+    call_range,
+    changed_webhooks,
     check_change,
     check_limit,
     check_session_filter,
@@ -116,6 +119,7 @@ class InMemoryStore(LocalClock):
         self._logs: dict[str, dict[int, str]] = {}
         self._deliveries = _Deliveries()
         self._lease = DeliveryLease(holder="", until=0.0, now=0.0, next_due_at=None)
+        self._webhooks: dict[str, WebhookRecord] = {}
         self._closed = False
 
     @property
@@ -333,7 +337,13 @@ class InMemoryStore(LocalClock):
         return self._row(key).deliveries.get(delivery_key)
 
     async def deliveries(
-        self, *, user_id: str | None = None, session_id: str | None = None, after: str = "", limit: int = 100
+        self,
+        *,
+        user_id: str | None = None,
+        session_id: str | None = None,
+        webhook_id: str | None = None,
+        after: str = "",
+        limit: int = 100,
     ) -> list[Delivery]:
         self._check_open()
         check_session_filter(user_id, session_id)
@@ -342,7 +352,9 @@ class InMemoryStore(LocalClock):
             if session_id is None
             else (row.deliveries for row in [self._rows.get(SessionKey(session_id, user_id or ""))] if row)
         )
-        following = [delivery for part in matching for delivery in part.values() if delivery.delivery_id > after]
+        start, stop = call_range(webhook_id)
+        everything = (delivery for part in matching for delivery in part.values())
+        following = [delivery for delivery in everything if max(start, after) < delivery.delivery_id < stop]
         following.sort(key=lambda delivery: delivery.delivery_id)
         return first_of(following[: check_limit(limit)])
 
@@ -360,6 +372,14 @@ class InMemoryStore(LocalClock):
         if ttl_s is not None and self._lease.holder in ("", holder):
             self._lease = replace(self._lease, holder=holder, until=now + ttl_s)
         return replace(self._lease, now=now, next_due_at=self._deliveries.next_due_at)
+
+    async def webhooks(self) -> list[WebhookRecord]:
+        self._check_open()
+        return [webhook for _, webhook in sorted(self._webhooks.items())]
+
+    async def change_webhook(self, before: WebhookRecord | None, after: WebhookRecord | None) -> None:
+        self._check_open()
+        self._webhooks = changed_webhooks(self._webhooks, before, after)
 
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
         row = self._row(key)

@@ -89,6 +89,27 @@ async def page_of_deliveries(
     return Page(page, last_id if has_more else None)
 
 
+async def failed_calls(store: SessionStore, webhook_id: str, cursor: str | None, limit: int) -> Page[Delivery]:
+    """Return a page of up to `limit` calls of a webhook that were given up, by id.
+
+    Raises:
+        InvalidInputError: `cursor` is none of an earlier page.
+    """
+    failed: list[Delivery] = []
+
+    async def read(after: str, limit: int) -> list[Delivery]:
+        return await store.deliveries(webhook_id=webhook_id, after=after, limit=limit)
+
+    while True:
+        page = await page_of_deliveries(read, cursor, limit)
+        failed += [call for call in page if call.due_at is None]
+        cursor = page.cursor
+        if cursor is None or len(failed) >= limit:
+            more = failed[limit - 1].delivery_id if len(failed) > limit else cursor
+            return Page(tuple(failed[:limit]), more)
+        await asyncio.sleep(0)
+
+
 async def steps_of_blocks(store: SessionStore, spans: Spans) -> AsyncIterator[tuple[Spans, list[str]]]:
     """Yield encoded blocks, in order, with their spans. Between two steps, other tasks can run."""
     remaining = cut(spans, 0)[1]

@@ -19,6 +19,7 @@ TurnwiseError
 │   ├── TurnNotFoundError
 │   ├── RunNotFoundError
 │   ├── DeliveryNotFoundError  no such delivery, or it was carried out
+│   ├── WebhookNotFoundError   no such webhook, or it was deleted
 │   ├── CallNotFoundError
 │   ├── ThreadNotFoundError    no such thread of LangGraph's
 │   ├── CheckpointNotFoundError
@@ -85,6 +86,7 @@ TurnwiseError
     │   └── StillEncryptedError
     ├── DuplicateKeyError
     ├── DeliveryChangedError   a delivery was carried out, changed or cancelled meanwhile
+    ├── WebhookChangedError    a webhook was changed or deleted meanwhile
     ├── HistoryConflictError
     ├── SessionFencedError     a later activation owns the session
     ├── CheckpointFencedError  another run has written to the thread since this one read it
@@ -300,6 +302,13 @@ class DeliveryNotFoundError(NotFoundError):
     message = "session {session_id!r} has no delivery {key!r}: it was carried out or cancelled, or never added"
     session_id: str
     key: str
+
+
+class WebhookNotFoundError(NotFoundError):
+    """The store has no webhook with this id: it was deleted, or never added."""
+
+    message = "the store has no webhook {webhook_id!r}: it was deleted, or never added; manager.webhooks() lists them"
+    webhook_id: str
 
 
 class SessionExistsError(TurnwiseError):
@@ -909,6 +918,16 @@ class DeliveryChangedError(StoreError):
     )
     session_id: str
     delivery_id: str
+
+
+class WebhookChangedError(StoreError):
+    """A webhook was changed or deleted since it was read, or there is one with its id; nothing was written."""
+
+    message = (
+        "webhook {webhook_id!r} was changed or deleted since it was read, or exists already, and nothing was written: "
+        "read it again"
+    )
+    webhook_id: str
 
 
 class HistoryConflictError(StoreError):

@@ -6,6 +6,7 @@ from turnwise.memory.conversation.usage import Usage as Usage
 from turnwise.memory.conversation.views.steps import Step as Step
 from turnwise.memory.deliveries.records import Delivery as Delivery, DeliveryChange as DeliveryChange
 from turnwise.memory.deliveries.schedules import Schedule as Schedule
+from turnwise.memory.deliveries.webhooks import WebhookEvent as WebhookEvent, WebhookRecord as WebhookRecord
 from turnwise.memory.event_store.base import HistoryStore as HistoryStore, check_appended as check_appended
 from turnwise.memory.event_store.encrypted import EncryptedHistory as EncryptedHistory
 from turnwise.memory.event_store.in_memory import InMemoryHistory as InMemoryHistory

@@ -105,6 +105,8 @@ VALID: dict[str, Any] = {
     "messages": [{"role": "user", "content": "hello"}],
     "format": "openai_chat",
     "key": "reminder",
+    "url": "https://a.example/hook",
+    "events": ["run.failed"],
 }
 """For each parameter that has to be given, a value that its verb takes."""
 
@@ -341,6 +343,7 @@ WRONG: dict[str, list[Any]] = {
     "AnyType": ["nope", 1, MemoryCategory.SEMANTIC],
     "AnyCategory": ["nope", 1, MemoryType.FACTS],
     "Collection[AnyType]": ["facts", [1], ["nope"], [MemoryCategory.SEMANTIC], {"facts": 1}, 3],
+    "Sequence[WebhookEvent]": ["run.failed", [], ["nope"], [1], {"run.failed": 1}, 3],
     "Sequence[str]": ["Rex", [1], [""], ["a", " "], ["\ud800"], {"a": "b"}, 3],
     "Status": ["nope", 1, True, ["active"]],
     "SessionStatus": ["nope", 1],

@@ -69,6 +69,8 @@ CASES = [
     Case("run_once", (), *[EmptyTurnError] * 4),
     Case("runs", (), ["of-alice"], [], [], ["of-alice"]),
     Case("schedules", (), [], [], [], []),
+    Case("webhook", (), *[TypeError] * 4),  # see tests/in_process/test_webhooks.py
+    Case("webhooks", (), 0, 0, 0, 0),
     Case("count", (), 1, 1, 0, 2),
     Case("usage", (), True, False, False, True),
     Case("check_store", (), TypeError, TypeError, TypeError, None),

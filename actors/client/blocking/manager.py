@@ -23,6 +23,7 @@ from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.client.blocking.session_host import SessionHost
 from turnwise.actors.client.blocking.store_reads import StoreReads
 from turnwise.actors.client.blocking.subscriptions import EventFeed, Subscription
+from turnwise.actors.client.blocking.webhooks import Webhook
 from turnwise.actors.client.shared.arguments import (
     AgentName,
     EngineName,
@@ -40,12 +41,14 @@ from turnwise.actors.client.shared.arguments import (
     Params,
     ParentRun,
     RunId,
+    Secret,
     SessionId,
     Sink,
     Text,
     Time,
     Title,
     UserId,
+    WebhookEvents,
     checked,
     checks_init,
     json_object,
@@ -78,6 +81,7 @@ from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionRecord, S
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.conversation.views.message_formats import MessageFormat
 from turnwise.memory.deliveries.records import Delivery
+from turnwise.memory.deliveries.webhooks import MAX_WEBHOOKS, WebhookEvent, WebhookRecord, check_url, new_secret
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.stores.base import Page, SessionOrder
@@ -617,6 +621,59 @@ class SessionManager:
         subscription = Subscription(feed, on_event)
         self._subscriptions.append(subscription)
         return subscription
+
+    @checked(url=Text, events=WebhookEvents, user_id=UserId | None, secret=Secret, allow_private=bool)
+    def webhook(
+        self,
+        url: str,
+        *,
+        events: Sequence[WebhookEvent],
+        user_id: str | None = None,
+        secret: str | None = None,
+        allow_private: bool = False,
+    ) -> Webhook:
+        """Have a URL told of what happens in sessions, signed as Standard Webhooks are; return the new webhook.
+
+        What happens is told at least once, always with the same `webhook-id`, and again for three days until the
+        receiver answers with a status from 200 to 299; it is stored by the commit that it tells of. The processes of
+        sessions know a webhook within a minute. Deleting a session, or forgetting its user, removes what was not sent.
+
+        Args:
+            url: `https://...`. Its name is resolved before each call, and addresses inside the network are refused.
+            events: what it is told of: see `WebhookEvent`.
+            user_id: only of this user's sessions; of all users' if omitted.
+            secret: signs the calls: `whsec_`, then 24 to 64 bytes in base64; a random one if omitted. Only the
+                returned webhook shows it. With `encryption`, it is encrypted with the key of the user, or of the user
+                "default".
+            allow_private: whether the URL may lead to addresses inside the network, and be `http://`.
+
+        Raises:
+            InvalidInputError: an argument cannot be used, or the store has as many webhooks as it may have.
+        """
+        self._check_writes("*", "webhook")
+        check_url(url, allow_private=allow_private)
+        self._start.done()
+        if len(self._store.ask("webhooks")) >= MAX_WEBHOOKS:
+            raise InvalidInputError("url", url, f"the store has {MAX_WEBHOOKS} webhooks already: delete one")
+        record = WebhookRecord(
+            webhook_id=new_id(),
+            url=url,
+            events=tuple(events),
+            user_id=user_id,
+            allow_private=allow_private,
+            secret=secret or new_secret(),
+            created_at=self._store.now(),
+        )
+        self._store.ask("change_webhook", None, record)
+        self._client.announce_webhooks()
+        return Webhook(self._client, self._store, record, is_new=True)
+
+    @checked(user_id=UserId | None)
+    def webhooks(self, *, user_id: str | None = None) -> Sequence[Webhook]:
+        """Return the webhooks that are told of a user's sessions alone; without a user, all webhooks. By their ids."""
+        self._start.done()
+        records: Sequence[WebhookRecord] = self._store.ask("webhooks")
+        return [Webhook(self._client, self._store, record) for record in records if user_id in (None, record.user_id)]
 
     @checked(user_id=UserId | None, agent=AgentName | None)
     def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:

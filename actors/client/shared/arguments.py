@@ -23,6 +23,7 @@ from turnwise.memory.conversation.sessions import MAX_TITLE_CHARS
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.views.chat_messages import ChatMessage
 from turnwise.memory.conversation.views.message_formats import MessageFormat
+from turnwise.memory.deliveries.webhooks import WEBHOOK_EVENTS, WebhookEvent, check_secret
 from turnwise.memory.longterm.base import Status
 from turnwise.memory.longterm.memory_types import AnyCategory, AnyType, MemoryCategory, MemoryType
 from turnwise.memory.longterm.retention.about import About, Mention
@@ -320,6 +321,20 @@ def _kinds(value: Any) -> frozenset[str]:
     return frozenset(value)
 
 
+def _webhook_events(value: Any) -> tuple[WebhookEvent, ...]:
+    if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping) or not value:
+        raise ValueError("must be a list of what to tell of, such as ['run.completed']")
+    few(value)
+    for event in value:
+        if not isinstance(event, str) or event not in WEBHOOK_EVENTS:
+            raise ValueError(f"must name events of {', '.join(WEBHOOK_EVENTS)}; {shown(event)} is none")
+    return tuple(dict.fromkeys(value))
+
+
+def _secret(value: Any) -> str | None:
+    return None if value is None else check_secret(value)
+
+
 SessionId = Annotated[str, PlainValidator(partial(check_id, "session id"))]
 UserId = Annotated[str, PlainValidator(partial(check_id, "user id"))]
 AgentName = Annotated[str, PlainValidator(partial(check_id, "agent"))]
@@ -372,6 +387,10 @@ Types = Annotated[Collection[AnyType], PlainValidator(_types)]
 Category = Annotated[AnyCategory, PlainValidator(_category)]
 Sink = Annotated[EventSink, PlainValidator(_sink)]
 Kinds = Annotated[Collection[str], PlainValidator(_kinds)]
+WebhookEvents = Annotated[Sequence[WebhookEvent], PlainValidator(_webhook_events)]
+CallIds = Annotated[tuple[Text, ...], BeforeValidator(few)]
+"""Ids of calls of a webhook."""
+Secret = Annotated[str | None, PlainValidator(_secret)]
 Folder = Annotated[str | Path, PlainValidator(_folder)]
 
 

@@ -72,7 +72,7 @@ class SessionsClient:
         """Whether it starts no processes and changes nothing."""
         self.was_closed = False
         """Whether its manager was closed."""
-        self._look: DeliveryLook | None = None
+        self._looks: list[DeliveryLook] = []
         self._place: StoreSpec | None = None
         self._setup = "", b""
         """The id of the manager's setup, and what processes make it from."""
@@ -199,8 +199,8 @@ class SessionsClient:
         with self._lock:
             self.was_closed = True
             stores, self._stores = self._stores, None
-            processes, look = self._processes, self._look
-        if look is not None:
+            processes, looks = self._processes, self._looks
+        for look in looks:
             await look.close()
         if processes is not None:
             await processes.close()
@@ -294,8 +294,18 @@ class SessionsClient:
 
     def look_for_deliveries(self) -> None:
         """Have the deliveries that wait in the store carried out, without waiting for it. May be repeated."""
-        if self._place is not None and self._look is None:
-            self._look = self.runtime.look_for_deliveries(self.name, self._place, self._setup)
+        if not self._looks:
+            self._look_again()
+
+    def announce_webhooks(self) -> None:
+        """Say that webhooks were changed, or that their calls are due again. Does not wait."""
+        self.runtime.announce_webhooks(self.name)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        if self._place is not None:
+            look = self.runtime.look_for_deliveries(self.name, self._place, self._setup)
+            self._looks += [look] if look else []
 
     def warm(self, ref: SessionRef) -> None:
         """Start the session's process and load the session, if it has a process of its own; does not wait for it."""

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from turnwise.actors.inference.engine import NewEvent
 from turnwise.actors.session.engines.session_engines import SessionEngines
+from turnwise.actors.session.state.outbox import NO_OUTBOX, Outbox
 from turnwise.actors.session.state.session_tasks import SessionTasks
 from turnwise.actors.session.state.state import SessionState
 from turnwise.errors import (
@@ -23,12 +24,14 @@ from turnwise.errors import (
 )
 from turnwise.memory.background import MOST_PAUSE_S, retry, shielded
 from turnwise.memory.conversation.blocks import Block, encode
+from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.records import DeliveryChange
+from turnwise.memory.deliveries.webhooks import calls_of
 from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.stores.base import Activation, Commit
 from turnwise.memory.values.records import replace
@@ -77,12 +80,14 @@ class Transactor:
     | awaited | what else may run | what a crash leaves |
     |---|---|---|
     | the lock | reads, streaming, the previous change | nothing of this change |
+    | the outbox, before a commit | reads, streaming; live events wait | nothing of this change |
     | the store's commit | reads, streaming; live events wait | all of it or nothing |
     | an activation, after a store error | reads, streaming; live events wait | what the store has |
 
     Args:
         mark: is stored along with each commit.
         recover: loads the state that an activation found; runs as part of the change that activates.
+        outbox: says which webhooks are told of what is committed. Their calls are part of the commit.
     """
 
     def __init__(
@@ -92,6 +97,8 @@ class Transactor:
         engines: SessionEngines,
         mark: CommitMark,
         recover: Callable[[Activation, set[str]], Awaitable[None]],
+        *,
+        outbox: Outbox = NO_OUTBOX,
     ) -> None:
         self._state = state
         self._journal = state.journal
@@ -99,6 +106,7 @@ class Transactor:
         self._engines = engines
         self._mark = mark
         self._recover = recover
+        self._outbox = outbox
         self._lock = asyncio.Lock()
         self._unanswered: _Unanswered | None = None
         self._begun: set[str] = set()
@@ -204,6 +212,8 @@ class Transactor:
             DuplicateKeyError, DeliveryChangedError: nothing was stored.
             TurnwiseError: see `Journal.commit`.
         """
+        numbered = self._journal.number(events)
+        calls = await self._calls_of(numbered)
         texts = [encode(block) for block in blocks] if encoded is None else encoded
         live = self._state.active is not None if live is None else live
         if self._unbilled:
@@ -211,7 +221,7 @@ class Transactor:
         session = self._mark.stamp(session, turns)
         commit = Commit(
             session=session,
-            events=self._journal.number(events),
+            events=numbered,
             blocks=texts,
             turns=turns,
             dropped_turns=dropped_turns,
@@ -219,7 +229,7 @@ class Transactor:
             runs=runs,
             forget_turns=forget_turns,
             cleared_blocks=cleared_blocks,
-            deliveries=deliveries,
+            deliveries=[*deliveries, *calls],
         )
         last = self._unanswered = _Unanswered(commit, doubt, self._unbilled, self._begins(commit))
         self._unbilled = None
@@ -238,8 +248,19 @@ class Transactor:
             raise
         self._unanswered = None
         self._mark.stored(session)
+        if calls:
+            self._outbox.tell(self._journal.clock())
         if blocks:
             self._journal.blocks.cache.add(session.log, session.log_size - len(blocks), blocks)
+
+    async def _calls_of(self, events: Sequence[Event]) -> list[DeliveryChange]:
+        """Return the calls that tell webhooks of numbered events. Live events wait meanwhile."""
+        try:
+            webhooks = await self._outbox.webhooks_for([event.kind for event in events])
+        except BaseException:
+            self._journal.log.publish()
+            raise
+        return calls_of(webhooks, events)
 
     def _begins(self, commit: Commit) -> frozenset[str]:
         """Return the runs that a commit makes active: those that it stores as running, but the active one."""

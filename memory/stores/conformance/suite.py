@@ -9,12 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from turnwise.memory.stores.base import SessionStore
-from turnwise.memory.stores.conformance import commits, deliveries, failures, forks, listing, records, sessions
+from turnwise.memory.stores.conformance import (
+    commits,
+    deliveries,
+    failures,
+    forks,
+    listing,
+    records,
+    sessions,
+    webhooks,
+)
 from turnwise.memory.stores.conformance.laws import Law, check_laws
 
 LAWS: tuple[Law, ...] = (
     *(*sessions.LAWS, *listing.LAWS, *commits.LAWS, *records.LAWS, *forks.LAWS, *failures.LAWS),
     *deliveries.LAWS,
+    *webhooks.LAWS,
 )
 """All laws, in order."""
 

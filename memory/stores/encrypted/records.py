@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from turnwise.errors import NotEncryptedError, StillEncryptedError
+from turnwise.errors import CorruptRecordError, EncryptionError, NotEncryptedError, StillEncryptedError
 from turnwise.memory.conversation.codec import decoded_event, encode_json
 from turnwise.memory.conversation.events import AnyEvent, Event, UnknownEvent, encode_body
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
+from turnwise.memory.deliveries.webhooks import WebhookRecord
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.encrypted.keys import PREFIX, Place, Unsealing, UserKey
 from turnwise.memory.values.frozen_json import FrozenDict, freeze
@@ -162,6 +163,37 @@ async def open_delivery(texts: Unsealing, delivery: Delivery) -> Delivery:
 
 def seal_change(key: UserKey, change: DeliveryChange) -> DeliveryChange:
     return DeliveryChange(change.before, change.after and seal_delivery(key, change.after))
+
+
+def _secret_place(webhook: WebhookRecord, name: str) -> Place:
+    return Place(f"{name} of webhook", webhook.webhook_id, (webhook.webhook_id, webhook.url, name))
+
+
+def seal_webhook(key: UserKey, webhook: WebhookRecord) -> WebhookRecord:
+    """Return the webhook with encrypted secrets. An empty one stays: it could not be decrypted."""
+    previous = webhook.previous_secret
+    return replace(
+        webhook,
+        secret=key.seal(_secret_place(webhook, "secret"), webhook.secret),
+        previous_secret=previous and key.seal(_secret_place(webhook, "previous_secret"), previous),
+    )
+
+
+async def open_webhook(texts: Unsealing, webhook: WebhookRecord) -> WebhookRecord:
+    """Return the webhook; a secret that cannot be decrypted becomes empty, so that the webhook can be removed."""
+    return replace(
+        webhook,
+        secret=await _open_secret(texts, webhook, "secret") or "",
+        previous_secret=await _open_secret(texts, webhook, "previous_secret"),
+    )
+
+
+async def _open_secret(texts: Unsealing, webhook: WebhookRecord, name: str) -> str | None:
+    sealed: str | None = getattr(webhook, name)
+    try:
+        return sealed and await texts.open(_secret_place(webhook, name), sealed)
+    except (CorruptRecordError, EncryptionError):
+        return None
 
 
 def seal_event(key: UserKey, session: SessionKey, event: Event, *, blocks: bool = False) -> AnyEvent:

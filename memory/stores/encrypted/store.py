@@ -13,6 +13,7 @@ from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
+from turnwise.memory.deliveries.webhooks import WebhookRecord, check_webhook
 from turnwise.memory.stores.base import Activation, Commit, DeliveryLease, Page, SessionOrder, SessionStore
 from turnwise.memory.stores.encrypted.keys import KeyRing, Unsealing
 from turnwise.memory.stores.encrypted.records import (
@@ -23,11 +24,13 @@ from turnwise.memory.stores.encrypted.records import (
     open_run,
     open_session,
     open_turn,
+    open_webhook,
     seal_change,
     seal_commit,
     seal_delivery,
     seal_session,
     seal_turn,
+    seal_webhook,
 )
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.store_owner import Shared, StoreOwner, rivals
@@ -37,7 +40,8 @@ class EncryptedStore(Shared):
     """A `SessionStore` that encrypts records and stores them in another store.
 
     It encrypts blocks; kinds and bodies of events; titles of sessions; metadata of sessions and turns;
-    parameters of sessions and runs; payloads of deliveries and why they failed; and
+    parameters of sessions and runs; payloads of deliveries and why they failed; secrets of webhooks, with the key of
+    their user, or of the user "default" if they are told of all users' sessions; and
     labels, types of answers, reasons, stop reasons, states of calls and fingerprints of runs.
 
     These stay readable: ids of sessions, users, agents, turns and runs; parents; times and sizes; states, codes of
@@ -204,10 +208,18 @@ class EncryptedStore(Shared):
         return delivery and await open_delivery(self._texts(), delivery)
 
     async def deliveries(
-        self, *, user_id: str | None = None, session_id: str | None = None, after: str = "", limit: int = 100
+        self,
+        *,
+        user_id: str | None = None,
+        session_id: str | None = None,
+        webhook_id: str | None = None,
+        after: str = "",
+        limit: int = 100,
     ) -> list[Delivery]:
         texts = self._texts()
-        page = await self._inner.deliveries(user_id=user_id, session_id=session_id, after=after, limit=limit)
+        page = await self._inner.deliveries(
+            user_id=user_id, session_id=session_id, webhook_id=webhook_id, after=after, limit=limit
+        )
         return [await open_delivery(texts, delivery) for delivery in page]
 
     async def due(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[Delivery]:
@@ -222,6 +234,16 @@ class EncryptedStore(Shared):
 
     async def lease_deliveries(self, holder: str, ttl_s: float | None) -> DeliveryLease:
         return await self._inner.lease_deliveries(holder, ttl_s)
+
+    async def webhooks(self) -> list[WebhookRecord]:
+        texts = self._texts()
+        return [await open_webhook(texts, webhook) for webhook in await self._inner.webhooks()]
+
+    async def change_webhook(self, before: WebhookRecord | None, after: WebhookRecord | None) -> None:
+        if after:
+            check_webhook(after)
+            after = seal_webhook(await self._keys.of(after.user_id or DEFAULT_USER), after)
+        await self._inner.change_webhook(before, after)
 
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
         return await self._inner.delete(key, epoch=epoch, log=log)

@@ -212,17 +212,17 @@ end
 _DELIVERIES = (
     _FOUND
     + r"""
-local session, place, last, limit = take(), take(), take(), tonumber(take())
+local session, place, last, stop, limit = take(), take(), take(), take(), tonumber(take())
 local names
 if session == '' then
-  names = redis.call('ZRANGEBYLEX', base .. ':deliveries:' .. place, '(' .. last, '+', 'LIMIT', 0, limit)
+  names = redis.call('ZRANGEBYLEX', base .. ':deliveries:' .. place, '(' .. last, '(' .. stop, 'LIMIT', 0, limit)
 else
   local number = redis.call('HGET', ids, session)
   names = number and redis.call('HVALS', key(number, ':deliveries')) or {}
   table.sort(names)
 end
 for _, id in ipairs(names) do
-  if id > last and not add(id, limit, '') then break end
+  if id > last and id < stop and not add(id, limit, '') then break end
 end
 return {'', found}
 """
@@ -246,6 +246,14 @@ return {'', found, 0}
 """
 )
 
+_WEBHOOKS = r"""
+local wrong = wrong_key({base .. ':webhooks'}, {})
+if wrong then return wrong end
+local texts = redis.call('HVALS', base .. ':webhooks')
+for index, text in ipairs(texts) do texts[index] = string.match(text, '^%d+ (.*)$') or '' end
+return {'', texts}
+"""
+
 READS = {
     name: COMMON + body
     for name, body in {
@@ -264,6 +272,7 @@ READS = {
         "delivery": _DELIVERY,
         "deliveries": _DELIVERIES,
         "due": _DUE,
+        "webhooks": _WEBHOOKS,
     }.items()
 }
 """By name."""

@@ -12,6 +12,7 @@ numbers of sessions; only the hash tag is declared in KEYS.
     deliveries hash    id of a delivery -> number of its session, revision, JSON
     due        sorted  ids of deliveries, by the time at which they are due
     lease      hash    holder and end of the lease of the deliveries
+    webhooks   hash    id of a webhook -> revision, JSON
     deliveries:<place>
                sorted  ids of deliveries, by name; of the places `all` and those of users
     created:<status>:<place>, updated:<status>:<place>

@@ -10,6 +10,7 @@ import json
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeGuard, TypeVar, get_args
 
 from turnwise.errors import (
@@ -23,6 +24,7 @@ from turnwise.errors import (
     SessionNotFoundError,
     StoreError,
     TurnwiseError,
+    WebhookChangedError,
 )
 from turnwise.memory.conversation.codec import decode_record, decoded
 from turnwise.memory.conversation.events import AnyEvent
@@ -39,6 +41,7 @@ from turnwise.memory.conversation.spans import Span, Spans, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange, check_delivery
+from turnwise.memory.deliveries.webhooks import WEBHOOK_FIELDS, WebhookRecord
 from turnwise.memory.stores.base import (
     PROBE_BYTES,
     Activation,
@@ -46,10 +49,12 @@ from turnwise.memory.stores.base import (
     DeliveryLease,
     Page,
     SessionOrder,
+    call_range,
     check_change,
     check_limit,
     check_session_filter,
     check_session_names,
+    check_webhook_change,
     checked_commit,
     cursor_of,
     new_jump,
@@ -313,11 +318,19 @@ class RedisStore(RedisDatabase):
         return self._delivery(key, *stored) if stored else None
 
     async def deliveries(
-        self, *, user_id: str | None = None, session_id: str | None = None, after: str = "", limit: int = 100
+        self,
+        *,
+        user_id: str | None = None,
+        session_id: str | None = None,
+        webhook_id: str | None = None,
+        after: str = "",
+        limit: int = 100,
     ) -> list[Delivery]:
         check_session_filter(user_id, session_id)
         session = b"" if session_id is None else _name(SessionKey(session_id, user_id or ""))
-        args: list[Argument] = [session, _place(user_id, None), encode(after), min(check_limit(limit), _MANY)]
+        start, stop = call_range(webhook_id)
+        ids = (encode(max(start, after)), encode(stop))
+        args: list[Argument] = [session, _place(user_id, None), *ids, min(check_limit(limit), _MANY)]
         (rows,) = await self._do("deliveries", args, again=True)
         return [
             self._delivery(self._session_key(delivery_id, name), delivery_id, text)
@@ -348,6 +361,19 @@ class RedisStore(RedisDatabase):
             now=float(now),
             next_due_at=float(next_due_at) if next_due_at else None,
         )
+
+    async def webhooks(self) -> list[WebhookRecord]:
+        (rows,) = await self._do("webhooks", [], again=True)
+        webhooks = [decode_record(WebhookRecord, f"{self._base}:webhooks", text) for text in rows]
+        return sorted(webhooks, key=attrgetter("webhook_id"))
+
+    async def change_webhook(self, before: WebhookRecord | None, after: WebhookRecord | None) -> None:
+        webhook_id = check_webhook_change(before, after)
+        with self._translated():
+            text = record_text(after, WEBHOOK_FIELDS) if after else ""
+            args = [webhook_id, before.revision if before else "", after.revision if after else "", text]
+        if await self._do("change_webhook", args):
+            raise WebhookChangedError(webhook_id)
 
     def _delivery(self, key: SessionKey, delivery_id: bytes, text: bytes | None) -> Delivery:
         """Return a delivery from its text, which follows the number of its session and its revision."""

@@ -274,6 +274,16 @@ end
 return {'', holder, ends, time, redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2] or ''}
 """
 
+_CHANGE_WEBHOOK = r"""
+local id, before, after, text, webhooks = take(), take(), take(), take(), base .. ':webhooks'
+local wrong = wrong_key({webhooks}, {})
+if wrong then return wrong end
+local stored = string.match(redis.call('HGET', webhooks, id) or '', '^%d+') or ''
+if stored ~= before then return {'', stored} end
+if text == '' then redis.call('HDEL', webhooks, id) else redis.call('HSET', webhooks, id, after .. ' ' .. text) end
+return {''}
+"""
+
 _PROBE = r"""
 local probe = base .. ':probe'
 redis.call('SET', probe, take())
@@ -291,6 +301,7 @@ WRITES = {
         "add_delivery": _ADD_DELIVERY,
         "change_delivery": _CHANGE_DELIVERY,
         "lease": _LEASE,
+        "change_webhook": _CHANGE_WEBHOOK,
         "probe": _PROBE,
     }.items()
 }

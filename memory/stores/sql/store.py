@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
@@ -24,6 +25,7 @@ from turnwise.errors import (
     StoreError,
     TurnwiseError,
 )
+from turnwise.memory.conversation.codec import decoded
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord, SessionStatus
@@ -31,6 +33,7 @@ from turnwise.memory.conversation.spans import Span, Spans, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange, check_delivery
+from turnwise.memory.deliveries.webhooks import WEBHOOK_FIELDS, WebhookRecord
 from turnwise.memory.stores.base import (
     PROBE_BYTES,
     Activation,
@@ -38,10 +41,13 @@ from turnwise.memory.stores.base import (
     DeliveryLease,
     Page,
     SessionOrder,
+    call_range,
+    changed_webhooks,
     check_change,
     check_limit,
     check_session_filter,
     check_session_names,
+    check_webhook_change,
     checked_commit,
     cursor_of,
     due_cursor_of,
@@ -72,6 +78,7 @@ from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 from turnwise.memory.stores.sql.statements import Statement, read_first, read_page, statements_of
 from turnwise.memory.values.corrupt_records import UNDECODABLE
 from turnwise.memory.values.ids import new_key
+from turnwise.memory.values.records import record_of, record_text
 from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES
 
 Result = TypeVar("Result")
@@ -105,6 +112,11 @@ _LEASE = "deliveries"
 """The name of the note that has the lease of the store's deliveries: when it ends, and its holder."""
 
 _NO_LEASE = "0 "
+
+_WEBHOOKS = "webhooks"
+"""The name of the note that has the store's webhooks, as JSON by id: they are few, and a table would take two pages."""
+
+_NO_WEBHOOKS = "[]"
 
 LOCKED_PAUSE_S = 0.1
 """The pause before retrying a commit whose session row is locked by another transaction, in seconds."""
@@ -433,7 +445,13 @@ class SQLStore(SecureDeleteDatabase):
         return read_delivery(row) if row else None
 
     async def deliveries(
-        self, *, user_id: str | None = None, session_id: str | None = None, after: str = "", limit: int = 100
+        self,
+        *,
+        user_id: str | None = None,
+        session_id: str | None = None,
+        webhook_id: str | None = None,
+        after: str = "",
+        limit: int = 100,
     ) -> list[Delivery]:
         check_session_filter(user_id, session_id)
         deliveries, sessions = schema.deliveries, schema.sessions
@@ -442,7 +460,9 @@ class SQLStore(SecureDeleteDatabase):
             statement = statement.where(deliveries.c.user_id == user_id)
         if session_id is not None:
             statement = statement.where(sessions.c.user_id == user_id, sessions.c.session_id == session_id)
-        statement = statement.where(deliveries.c.delivery_id > after).order_by(deliveries.c.delivery_id)
+        start, stop = call_range(webhook_id)
+        statement = statement.where(deliveries.c.delivery_id > max(start, after), deliveries.c.delivery_id < stop)
+        statement = statement.order_by(deliveries.c.delivery_id)
         statement = statement.limit(check_limit(limit))
         return await self._read(lambda connection: read_first(connection.execute(statement), read_delivery))
 
@@ -471,6 +491,21 @@ class SQLStore(SecureDeleteDatabase):
         if ttl_s is None:
             return await self._read(lambda connection: lease_of(connection, self._noted(connection, _LEASE, _NO_LEASE)))
         return await self._write_grouped(take)
+
+    async def webhooks(self) -> list[WebhookRecord]:
+        note = await self._read(lambda connection: self._noted(connection, _WEBHOOKS, _NO_WEBHOOKS))
+        return list(_read_webhooks(note).values())
+
+    async def change_webhook(self, before: WebhookRecord | None, after: WebhookRecord | None) -> None:
+        check_webhook_change(before, after)
+
+        def change(connection: sa.Connection) -> None:
+            webhooks = _read_webhooks(self._locked_note(connection, _WEBHOOKS, _NO_WEBHOOKS))
+            changed = changed_webhooks(webhooks, before, after)
+            texts = [record_text(changed[webhook_id], WEBHOOK_FIELDS) for webhook_id in sorted(changed)]
+            self._note(connection, _WEBHOOKS, f"[{','.join(texts)}]")
+
+        await self._write_grouped(change)
 
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
         def delete(connection: sa.Connection) -> tuple[int]:
@@ -587,6 +622,11 @@ class SQLStore(SecureDeleteDatabase):
 
 def _bounds(span: Span) -> dict[str, int]:
     return {"log": log_key(span.log), "start": span.start, "stop": span.stop}
+
+
+def _read_webhooks(note: str) -> dict[str, WebhookRecord]:
+    webhooks = decoded("webhooks", lambda: [record_of(WebhookRecord, fields) for fields in json.loads(note)])
+    return {webhook.webhook_id: webhook for webhook in webhooks}
 
 
 def _filters(user_id: str | None, agent: str | None, status: str | None = None) -> list[sa.ColumnElement[bool]]:

@@ -11,6 +11,8 @@ from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.runs.scheduling import NO_ALARM
+from turnwise.actors.session.state.outbox import NO_OUTBOX, WebhookOutbox
 from turnwise.errors import (
     CorruptRecordError,
     SessionFencedError,
@@ -48,6 +50,7 @@ class World:
         faults: the faults of the store and of the default engine.
         engine: the engine; a `FaultyEngine` with these faults if omitted.
         store: the store, which may be shared with other worlds; a new one in memory if omitted.
+        tells_webhooks: whether commits have the calls of the store's webhooks, as in processes of sessions.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class World:
         store: SessionStore | None = None,
         history: HistoryStore | None = None,
         memories: Sequence[MemorySlot] = (),
+        tells_webhooks: bool = False,
     ) -> None:
         self.faults = faults
         self.session_id = session_id
@@ -71,6 +75,7 @@ class World:
         self.acknowledged = Acknowledged(clock=lambda: asyncio.get_running_loop().time())
         self._overflow = overflow
         self._memories = memories
+        self._tells_webhooks = tells_webhooks
         self._processes: list[Process] = []
         self.process, self.core = self._begin()
 
@@ -159,6 +164,7 @@ class World:
             history=self.history,
             clock=lambda: asyncio.get_running_loop().time(),
             off_loop=inline,
+            outbox=WebhookOutbox(self.store, NO_ALARM) if self._tells_webhooks else NO_OUTBOX,
         )
         self._processes.append(Process(f"{self.session_id}, process {len(self._processes) + 1}"))
         return self._processes[-1], core

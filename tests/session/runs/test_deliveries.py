@@ -223,7 +223,7 @@ async def test_a_delivery_that_a_busy_session_refuses_stays_for_later() -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"kind": "call"},
+        {"kind": "call", "delivery_id": "~w~1"},
         {"payload": freeze({})},
         {"payload": run_payload([encode(User(text="a"))], {"labels": {"a": 7}})},
         {"payload": run_payload([encode(User(text="a"))], {"timeout_s": -1.0})},
@@ -239,7 +239,7 @@ async def test_a_delivery_that_can_begin_no_run_is_refused_and_stays(values: dic
     broken = await world.store.inner.add_delivery(replace(a_reminder(), **values))
     with pytest.raises(InvalidInputError):
         await deliver(world, broken)
-    assert await world.store.inner.deliveries() == [broken] and await world.store.inner.runs(KEY) == []
+    assert (await world.store.inner.due(1e9)).items == (broken,) and await world.store.inner.runs(KEY) == []
 
 
 # Adding, changing and cancelling

@@ -1,0 +1,194 @@
+"""Webhooks of sessions in the caller's process, with receivers that listen on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from servers.webhook_receiver import Receiver
+from stored.audit import store_of
+from stored.open_stores import run_with
+from turnwise import AsyncSessionManager, EchoEngine, Encryption, InProcess, SessionManager, Turn
+from turnwise.actors.inference.function_engine import FunctionEngine
+from turnwise.errors import InvalidInputError, ReadOnlyStoreError, WebhookNotFoundError
+from turnwise.memory.deliveries.webhooks import WEBHOOK_EVENTS, signed_headers
+from turnwise.memory.stores.base import SessionStore
+
+LONG_S = 30.0
+
+SETTINGS: dict[str, Any] = {"engine": EchoEngine(), "placement": InProcess()}
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    receiver = Receiver()
+    yield receiver
+    receiver.close()
+
+
+def eventually(holds: Callable[[], object]) -> None:
+    """Wait until something holds, for `LONG_S` seconds at most."""
+    until = time.monotonic() + LONG_S
+    while not holds():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def url_of(folder: Path) -> str:
+    return f"sqlite:///{folder}/a.db"
+
+
+def test_a_receiver_is_told_of_what_happens_and_can_check_who_says_so(tmp_path: Path, receiver: Receiver) -> None:
+    with SessionManager(url_of(tmp_path), **SETTINGS) as manager:
+        chat = manager.open("chat", user_id="ann")
+        chat.run("before").wait()
+        webhook = manager.webhook(receiver.url, events=["run.completed", "session.ended"], allow_private=True)
+        run = chat.run("hello")
+        turn = run.wait()
+        chat.end()
+        eventually(lambda: len(receiver.requests) == 2)
+        (path, headers, body), _ = receiver.requests
+        assert path == "/hook?of=chat" and headers["host"] == f"localhost:{receiver.port}"
+        signed_at = int(headers["webhook-timestamp"])
+        assert webhook.secret and abs(signed_at - time.time()) < LONG_S
+        expected = signed_headers(headers["webhook-id"], signed_at, body, [webhook.secret])
+        assert expected.items() <= headers.items()
+        completed, ended = receiver.told
+        data = completed["data"]
+        assert completed["type"] == "run.completed" and ended["type"] == "session.ended"
+        assert (data["session_id"], data["user_id"], data["run_id"]) == ("chat", "ann", run.run_id)
+        assert (data["text"], data["is_cut"], data["state"]) == (turn.text, False, "completed")
+        assert data["turn_index"] == turn.index and data["usage"]["seconds"] >= 0
+        assert chat.schedules().items == () and manager.schedules().items == ()
+        eventually(lambda: not webhook.failed().items and not left(manager, webhook.id))
+
+
+def left(manager: SessionManager, webhook_id: str) -> list[Any]:
+    """Return the calls of a webhook that are in the store."""
+
+    async def calls(store: SessionStore) -> list[Any]:
+        return [*await store.deliveries(webhook_id=webhook_id)]
+
+    return run_with(store_of(manager), calls)
+
+
+def test_only_the_webhooks_of_a_user_hear_of_the_users_sessions(tmp_path: Path, receiver: Receiver) -> None:
+    with SessionManager(url_of(tmp_path), **SETTINGS) as manager:
+        kwargs: dict[str, Any] = {"events": ["run.completed"], "allow_private": True}
+        ann = manager.webhook(receiver.url + "&ann", user_id="ann", **kwargs)
+        everyone = manager.webhook(receiver.url + "&all", **kwargs)
+        off = manager.webhook(receiver.url + "&off", **kwargs)
+        off.disable()
+        for user_id in ("ann", "bob"):
+            manager.open("chat", user_id=user_id).run("hello").wait()
+        eventually(lambda: len(receiver.requests) == 3)
+        users = [(path.rpartition("&")[2], json.loads(body)["data"]["user_id"]) for path, _, body in receiver.requests]
+        assert sorted(users) == [("all", "ann"), ("all", "bob"), ("ann", "ann")]
+        assert [webhook.id for webhook in manager.webhooks()] == [ann.id, everyone.id, off.id]
+        assert [webhook.id for webhook in manager.webhooks(user_id="ann")] == [ann.id]
+        assert [webhook.secret for webhook in manager.webhooks()] == [None] * 3
+        assert not manager.webhooks()[2].is_enabled
+
+
+def test_what_could_not_be_told_is_listed_and_sent_again(tmp_path: Path, receiver: Receiver) -> None:
+    with SessionManager(url_of(tmp_path), **SETTINGS) as manager:
+        webhook = manager.webhook(receiver.url, events=["run.completed"], allow_private=True)
+        receiver.status = 410
+        manager.open("chat").run("hello").wait()
+        eventually(lambda: webhook.failed().items)
+        (call,) = webhook.failed()
+        assert call.why == "it answered 410, so its webhook is disabled" and call.attempts == 1
+        assert call.payload["data"]["text"] == "hello" and not manager.webhooks()[0].is_enabled
+        receiver.status = 200
+        webhook.enable()
+        assert webhook.send_again("no such call") == 0 and webhook.send_again() == 1
+        eventually(lambda: not left(manager, webhook.id))
+        assert len({headers["webhook-id"] for _, headers, _ in receiver.requests}) == 1 < len(receiver.requests)
+
+
+def test_a_secret_is_replaced_and_the_old_one_signs_besides(tmp_path: Path, receiver: Receiver) -> None:
+    with SessionManager(url_of(tmp_path), **SETTINGS) as manager:
+        webhook = manager.webhook(receiver.url, events=["run.completed"], allow_private=True)
+        old = str(webhook.secret)
+        new = manager.webhooks()[0].rotate_secret()
+        manager.open("chat").run("hello").wait()
+        eventually(lambda: receiver.requests)
+        _, headers, body = receiver.requests[0]
+        signed_at = int(headers["webhook-timestamp"])
+        expected = signed_headers(headers["webhook-id"], signed_at, body, [new, old])
+        assert headers["webhook-signature"] == expected["webhook-signature"] and new != old
+        webhook.delete()
+        webhook.delete()
+        assert manager.webhooks() == []
+        for verb in (webhook.enable, webhook.rotate_secret, webhook.send_again):
+            with pytest.raises(WebhookNotFoundError, match=webhook.id):
+                verb()
+
+
+def test_addresses_inside_the_network_are_refused_and_no_redirect_is_followed(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    with SessionManager(url_of(tmp_path), **SETTINGS) as manager:
+        for url in (receiver.url, "ftp://example.org", "https://ann:pw@example.org", "https://", "https://a b.example"):
+            with pytest.raises(InvalidInputError, match="url"):
+                manager.webhook(url, events=["run.completed"])
+        inside = manager.webhook(receiver.url.replace("http:", "https:"), events=["run.completed"])
+        receiver.status, receiver.location = 302, f"{receiver.url}&elsewhere"
+        redirected = manager.webhook(receiver.url, events=["run.completed"], allow_private=True)
+        manager.open("chat").run("hello").wait()
+        eventually(lambda: all(call.why for webhook in (inside, redirected) for call in left(manager, webhook.id)))
+        (refused,), (answered,) = (left(manager, webhook.id) for webhook in (inside, redirected))
+        assert "'localhost' leads to" in refused.why and "inside the network" in refused.why
+        assert answered.why == "it answered 302"
+        assert {path for path, _, _ in receiver.requests} == {"/hook?of=chat"}
+
+
+def test_failed_runs_budgets_and_decisions_are_told(tmp_path: Path, receiver: Receiver) -> None:
+    def broken(turn: Turn) -> str:
+        raise ValueError("no answer")
+
+    with SessionManager(url_of(tmp_path), engine=FunctionEngine(broken), placement=InProcess()) as manager:
+        manager.webhook(receiver.url, events=list(WEBHOOK_EVENTS), allow_private=True)
+        run = manager.open("chat").run("hello")
+        with pytest.raises(Exception, match="no answer"):
+            run.wait()
+        eventually(lambda: receiver.requests)
+        (told,) = receiver.told
+        assert told["type"] == "run.failed" and "no answer" in told["data"]["why"]
+
+
+def test_encrypted_stores_keep_secrets_and_texts_encrypted(tmp_path: Path, receiver: Receiver) -> None:
+    encryption = Encryption(lambda user_id: (user_id * 32).encode()[:32])
+    with SessionManager(url_of(tmp_path), encryption=encryption, **SETTINGS) as manager:
+        receiver.status = 500
+        webhook = manager.webhook(receiver.url, events=["run.completed"], allow_private=True)
+        manager.open("chat", user_id="ann").run("a plain text").wait()
+        eventually(lambda: receiver.requests)
+        assert receiver.told[0]["data"]["text"] == "a plain text"
+    stored = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    for secret in (str(webhook.secret).encode(), b"a plain text"):
+        assert secret not in stored
+
+
+async def test_coroutines_do_the_same_and_read_only_managers_change_nothing(tmp_path: Path, receiver: Receiver) -> None:
+    async with AsyncSessionManager(url_of(tmp_path), **SETTINGS) as manager:
+        webhook = await manager.webhook(receiver.url, events=["run.completed"], allow_private=True)
+        chat = await manager.open("chat")
+        await (await chat.run("hello")).wait()
+        until = time.monotonic() + LONG_S
+        while not receiver.requests and time.monotonic() < until:
+            await asyncio.sleep(0.02)
+        assert receiver.told[0]["data"]["text"] == "hello" and not (await webhook.failed()).items
+    async with AsyncSessionManager(url_of(tmp_path), read_only=True, **SETTINGS) as reading:
+        (webhook,) = await reading.webhooks()
+        for change in (webhook.disable(), webhook.delete(), webhook.send_again(), webhook.rotate_secret()):
+            with pytest.raises(ReadOnlyStoreError):
+                await change
+        with pytest.raises(ReadOnlyStoreError):
+            await reading.webhook(receiver.url, events=["run.completed"], allow_private=True)

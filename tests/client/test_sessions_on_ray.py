@@ -693,3 +693,15 @@ def test_a_provider_that_fails_fails_its_turn_only_whatever_it_does(make_manager
         assert turn.text == "Hello." and turn.usage and turn.usage.output_tokens
         assert texts(turn.blocks) == ["first", *["again"] * 5, "last"]
     audit(make_manager(), "chat")
+
+
+def test_what_waits_to_be_said_is_said_once_after_its_process_was_killed(make_ray_manager: MakeManager) -> None:
+    """A repeated call finds the run of the first one."""
+    chat = make_ray_manager().open("chat")
+    assert chat.say("Hello!").wait().text == "Hello!"
+    chat.run("slow 500")
+    said = chat.say("One more thing.", key="once")
+    kill(chat)
+    assert chat.say("One more thing.", key="once").run_id == said.run_id
+    assert said.wait().text == "One more thing."
+    assert [message.text for message in chat.messages()].count("One more thing.") == 1

@@ -121,7 +121,8 @@ def check_run(line: Line, run: RunRecord, turn: tuple[str, str | None] | None, l
         },
     )
     _check_asked(line, run)
-    if run.output is not None and not OutputType.is_record(run.output):
+    is_said = run.output is not None and [*run.output] == ["says"] and isinstance(run.says, str)
+    if run.output is not None and not (is_said or OutputType.is_record(run.output)):
         line.refuse("the type of an answer must be a schema and a number of retries")
     if not are_tools(run.tools):
         line.refuse("a tool must have a name, a description and a JSON schema of an object")

@@ -108,13 +108,12 @@ class RunRecord(Record):
     params: FrozenDict = field(default_factory=FrozenDict)
     """Its request parameters, those of its session included: see `ModelParams`."""
     output: FrozenDict | None = None
-    """The type of its answer: a JSON `schema`, and how many `retries` the model has to fit it. None for text."""
+    """The type of its answer: a JSON `schema`, and how many `retries` the model has to fit it. None for text.
+    Of a run that asks no model, the answer itself: the text that it `says`."""
     instructions: str | None = None
     """The system prompt of this run alone, which its requests have after the engine's or the conversation's."""
     tools: FrozenDict = field(default_factory=FrozenDict)
     """The tools of this run alone, whose results its caller provides, by name: `description` and `parameters`."""
-    says: str | None = None
-    """The text that is its answer, if it asks no model: see `Session.say`."""
     joins: bool = False
     """Whether its prompts may join the active run while it is queued: see `run(if_busy="inject")`."""
     trace: FrozenDict = field(default_factory=FrozenDict)
@@ -124,6 +123,12 @@ class RunRecord(Record):
     def session_key(self) -> SessionKey:
         """Its session."""
         return SessionKey(self.session_id, self.user_id)
+
+    @property
+    def says(self) -> str | None:
+        """The text that is its answer, if it asks no model: see `Session.say`."""
+        says: str | None = self.output.get("says") if self.output else None
+        return says
 
     @property
     def idempotency_key(self) -> str | None:

@@ -733,7 +733,7 @@ class RunAdmission:
             check_taken(engine_of_run(builder, instructions, tools), model, params)
             check_answers(builder, output, params)
         else:
-            model, params = None, FrozenDict()
+            model, params, output = None, FrozenDict(), {"says": says}
         now, silence_s = self._journal.clock(), options.get("debounce_s")
         return RunRecord(
             **state.key._asdict(),
@@ -754,7 +754,6 @@ class RunAdmission:
             output=FrozenDict(output) if output else None,
             instructions=instructions,
             tools=FrozenDict(tools),
-            says=says,
             joins=bool(state.busy) and request.if_busy == "inject" and not any(map(options.get, _OWN_OPTIONS)),
         )
 
@@ -800,10 +799,7 @@ def asks_alike(first: RunRecord, second: RunRecord) -> bool:
 _OWN_OPTIONS = ("turn_id", "parent", "timeout_s", "memory", "model", "params", "output", "instructions", "tools")
 """The options that keep a run from joining another one, since it would lose them."""
 
-_COMPARED = (
-    *("engine", "parent", "timeout_s", "memory", "model", "params"),
-    *("output", "instructions", "tools", "says", "joins"),
-)
+_COMPARED = ("engine", "parent", "timeout_s", "memory", "model", "params", "output", "instructions", "tools", "joins")
 
 
 def _check_labels(labels: Mapping[str, str], config: SessionConfig) -> None:

@@ -117,7 +117,7 @@ async def check_every_field_of_a_run_comes_back(store: SessionStore) -> None:
         ),
         "traced": a_run("traced", 6, trace=freeze({"traceparent": "00-1-2-01"})),
         "joining": a_run("joining", 7, joins=True),
-        "saying": a_run("saying", 8, says=TEXT),
+        "saying": a_run("saying", 8, output=freeze({"says": TEXT})),
     }
     for run in runs.values():
         await owner.commit(new_run=run)

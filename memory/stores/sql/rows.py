@@ -40,7 +40,7 @@ _SPANS = ("prompt", "appended", "input", "output", "carried", "removed")
 _TURN_TEXTS = {*_SPANS, "usage", "stop_reason", "metadata"}
 _RUN_TEXTS = {
     *("labels", "why", "usage", "stop_reason", "calls", "params", "output"),
-    *("instructions", "tools", "says", "trace"),
+    *("instructions", "tools", "trace"),
 }
 _SESSION_TEXTS = {"metadata", "title", "params"}
 _DELIVERY_TEXTS = {"payload", "schedule", "why"}
@@ -212,7 +212,6 @@ def run_row(key: int, run: RunRecord) -> dict[str, Any]:
         "output": to_json(run.output),
         "instructions": to_json(run.instructions),
         "tools": to_json(run.tools or None),
-        "says": to_json(run.says),
         "trace": to_json(run.trace or None),
         "joins": run.joins or None,
         "idempotency_key": run.idempotency_key,

@@ -147,7 +147,6 @@ runs = Table(
     Column("output", Text),
     Column("instructions", Text),
     Column("tools", Text),
-    Column("says", Text),
     Column("joins", Boolean),  # NULL if not
     Column("trace", Text),
     Column("parent", Text),

@@ -63,6 +63,26 @@ def checked(kind: Any, value: Any) -> Any:
     return value
 
 
+def test_a_conversation_lists_what_its_session_has_said(service: Served) -> None:
+    ann = client_of(service, "ann")
+    conversation = ann.conversations.create()
+
+    async def say() -> None:
+        session = await service.manager.get(conversation.id.removeprefix("conv_"), user_id="ann")
+        for text in ("Hello!", "Are you there?"):
+            await session.say(text)
+
+    service.call(say())
+    answer = ann.responses.create(model="local", input="Yes.", conversation=conversation.id)
+    items = [checked(ConversationItem, item) for item in ann.conversations.items.list(conversation.id, order="asc")]
+    assert [(item.role, item.content[0].text) for item in items] == [
+        *(("assistant", text) for text in ("Hello!", "Are you there?")),
+        *(("user", "Yes."), ("assistant", answer.output_text)),
+    ]
+    for item in items:
+        assert ann.conversations.items.retrieve(item.id, conversation_id=conversation.id).to_dict() == item.to_dict()
+
+
 def test_a_conversation_is_created_changed_listed_and_deleted(service: Served) -> None:
     ann, bob = client_of(service, "ann"), client_of(service, "bob")
     message = {"role": "user", "content": "hello"}

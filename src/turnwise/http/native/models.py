@@ -832,6 +832,7 @@ class RunShown(Shown):
     @classmethod
     def of(cls, record: RunRecord) -> Self:
         named = {name: getattr(record, name) for name in _RUN_FIELDS}
+        named["output"] = record.output if record.says is None else None
         return cls(id=record.run_id, usage=UsageShown.of(record.usage), **named)
 
 

@@ -23,6 +23,7 @@ from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
 from turnwise.actors.session.memory.unsaved_turns import SavingProgress
 from turnwise.actors.session.runs.admission import RunAdmission
 from turnwise.actors.session.runs.approvals import Approvals
+from turnwise.actors.session.runs.inbox import Inbox
 from turnwise.actors.session.runs.prompt_joining import PromptJoining
 from turnwise.actors.session.runs.recovery import Recovery
 from turnwise.actors.session.runs.run_driver import RunDriver
@@ -123,6 +124,7 @@ class SessionCore:
             compaction=self.compaction,
             reads=self.reads,
         )
+        self.inbox = Inbox(state, self.admission)
         self.scheduling = Scheduling(state, transactor, self.admission, alarm)
         self.reminders = SessionReminders(state, self.scheduling)
         driver.schedules = weakref.proxy(self.reminders)

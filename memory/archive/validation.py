@@ -78,6 +78,8 @@ def checked_delivery(line: Line, session: SessionKey) -> Delivery:
     _check_numbers(line, delivery, "revision", "created_at", "attempts")
     try:
         check_delivery(delivery)
+        if delivery.to_session is not None:
+            line.refuse("an archive has no messages to other sessions")
         if delivery.kind != "call":
             read_run_payload(delivery)
     except InvalidInputError as error:

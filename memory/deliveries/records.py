@@ -40,6 +40,8 @@ class Delivery(Record):
     user_id: str = DEFAULT_USER
     key: str
     """Unique among the deliveries of its session."""
+    to_session: str | None = None
+    """The session of the same user that carries it out; None: its own. Such a delivery occurs once."""
     revision: int = 1
     """Each change raises it by 1. A change names the revision that it was made for, and is refused for another one."""
     kind: DeliveryKind = "prompt"
@@ -68,9 +70,18 @@ class Delivery(Record):
         return SessionKey(self.session_id, self.user_id)
 
     @property
+    def addressee(self) -> SessionKey:
+        """The session that carries it out."""
+        return SessionKey(self.session_id if self.to_session is None else self.to_session, self.user_id)
+
+    @property
     def run_id(self) -> str:
-        """The id of the run that this occurrence begins. It is the same each time the occurrence is attempted."""
-        return f"{self.delivery_id}-{self.revision}"
+        """The id of the run that this occurrence begins. It is the same each time the occurrence is attempted.
+
+        Of a delivery to another session it is also the same after an attempt that failed: no commit has both the run
+        and the delivery, so the run may be stored although the attempt failed.
+        """
+        return f"{self.delivery_id}-{self.revision}" if self.to_session is None else self.delivery_id
 
     def is_missed(self, now: float) -> bool:
         """Return whether its next occurrence is to be left out, since it is late."""
@@ -125,6 +136,10 @@ def check_delivery(delivery: Delivery) -> Delivery:
     check_names("delivery_id", delivery.delivery_id, quotes=False)
     if not delivery.key:
         raise InvalidInputError("key", shown(delivery.key), "must not be empty")
+    if delivery.to_session is not None:
+        check_names("to_session", delivery.to_session, quotes=False)
+        if delivery.schedule:
+            raise InvalidInputError("schedule", shown(delivery.schedule), "a delivery to another session occurs once")
     check_time("occurs_at", delivery.occurs_at)
     if delivery.due_at is not None:
         check_time("due_at", delivery.due_at)

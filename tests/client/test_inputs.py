@@ -105,6 +105,7 @@ VALID: dict[str, Any] = {
     "messages": [{"role": "user", "content": "hello"}],
     "format": "openai_chat",
     "key": "reminder",
+    "to_session": SESSION,
 }
 """For each parameter that has to be given, a value that its verb takes."""
 

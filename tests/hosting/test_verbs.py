@@ -99,6 +99,7 @@ OWN: dict[str, dict[str, Any]] = {
     "memory.save": {"id": "another"},
     "memory.update": {"text": "Ann sold her boat."},
     "schedule": {"delivery_id": "news", "key": "news", "options": {}},
+    "send": {"to_session": "chat", "delivery_id": "message"},
 }
 """What single verbs get besides."""
 

@@ -202,6 +202,7 @@ deliveries = Table(
     Column("key", Text, nullable=False),
     Column("delivery_id", _SortedText, nullable=False),
     Column("user_id", Text, nullable=False),  # the session's, so that those of a user are listed by an index
+    Column("to_session", Text),
     Column("revision", BigInteger, nullable=False),
     Column("kind", Text, nullable=False),
     Column("payload", Text),

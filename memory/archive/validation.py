@@ -38,10 +38,11 @@ def check_session_line(line: Line, session: SessionRecord) -> None:
             "agent": session.agent,
             "engine": session.engine,
             "parent": _session_of(line, session.parent),
+            "caller": session.called_by,
         },
     )
     _check_asked(line, session)
-    _check_numbers(line, session, "log_size", "next_index", "seq", "created_at", "updated_at", "ttl_s")
+    _check_numbers(line, session, "log_size", "next_index", "seq", "created_at", "updated_at", "ttl_s", "depth")
     if not -1 <= session.saved < session.next_index:
         line.refuse(f"saved={session.saved} is not between -1 and the last turn")
     if session.title is not None and not 0 < len(session.title) <= MAX_TITLE_CHARS:
@@ -80,7 +81,7 @@ def checked_delivery(line: Line, session: SessionKey) -> Delivery:
         check_delivery(delivery)
         if delivery.to_session is not None:
             line.refuse("an archive has no messages to other sessions")
-        if delivery.kind != "call":
+        if delivery.kind in ("prompt", "message"):
             read_run_payload(delivery)
     except InvalidInputError as error:
         line.refuse(str(error))
@@ -116,6 +117,7 @@ def check_run(line: Line, run: RunRecord, turn: tuple[str, str | None] | None, l
         {
             "run id": run.run_id,
             "parent run": run.parent,
+            "parent session": run.parent_session,
             "successor": run.successor,
             "engine": run.engine,
             "idempotency key": run.idempotency_key,

@@ -29,6 +29,8 @@ class RunPayload(Record):
     """Encoded blocks."""
     debounce_s: float | None = None
     parent: str | None = None
+    parent_session: str | None = None
+    parent_call: str | None = None
     timeout_s: float | None = None
     labels: FrozenDict = field(default_factory=FrozenDict)
     memory: MemoryUse | None = None
@@ -60,8 +62,8 @@ def read_run_payload(delivery: Delivery) -> tuple[list[Block], dict[str, Any]]:
     Raises:
         InvalidInputError: it begins no run, or its payload is not one that `run_payload` returns for a valid run.
     """
-    if delivery.kind == "call":
-        raise InvalidInputError("kind", delivery.kind, f"delivery {delivery.key!r} calls a URL, and begins no run")
+    if delivery.kind not in ("prompt", "message"):
+        raise InvalidInputError("kind", delivery.kind, f"delivery {delivery.key!r} begins no run")
     try:
         payload = record_of(RunPayload, delivery.payload)
         prompts: list[Block] = [decode(text) for text in payload.prompts]
@@ -78,7 +80,7 @@ def _check_options(payload: RunPayload) -> None:
     for time_s in (payload.debounce_s, payload.timeout_s):
         if time_s is not None:
             seconds(time_s)
-    for name in (payload.parent, payload.model):
+    for name in (payload.parent, payload.parent_session, payload.model):
         if name is not None:
             check_id("id", name)
     check_params("params", payload.params)

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from turnwise import EchoEngine, InProcess, SessionManager
+from turnwise.engines import agent_tool
 from turnwise.errors import SessionEndedError, SessionNotFoundError
+from turnwise.testing.scripted_engine import ScriptedEngine
 
 LONG_S = 30.0
 
@@ -48,3 +50,19 @@ def test_a_message_reaches_no_session_of_another_user() -> None:
         with pytest.raises(SessionEndedError, match="'bob'"):
             ann.send("bob", "hello")
         assert not ann.schedules().items
+
+
+def test_an_agent_is_called_and_answers() -> None:
+    researcher = agent_tool("researcher", engine="research", description="Finds things out.")
+    engines = {
+        "lead": ScriptedEngine([[("researcher", {"task": "boats"})], "done"], tools=[researcher]),
+        "research": EchoEngine(),
+    }
+    with SessionManager("memory://agents", engine=engines, placement=InProcess()) as manager:
+        chat = manager.open("chat", user_id="ada")
+        turn = chat.run("go").wait(LONG_S)
+        (result,) = (block for block in turn.output if block.kind == "tool_result")
+        assert (turn.text, result.text) == ("done", "boats")
+        (agent,) = (session for session in manager.list(user_id="ada") if session.called_by)
+        assert (agent.called_by, agent.agent, agent.engine) == ("chat", "researcher", "research")
+        assert not manager.schedules().items

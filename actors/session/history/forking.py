@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from turnwise.actors.session.history.forgetting import Forgetting
-from turnwise.actors.session.runs.scheduling import Alarm
+from turnwise.actors.session.state.alarm import Alarm
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
 from turnwise.actors.session.window.summary_expansion import reach

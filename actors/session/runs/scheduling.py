@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from turnwise.actors.session.runs.admission import RunAdmission, StartOptions
+from turnwise.actors.session.state.alarm import Alarm
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
 from turnwise.errors import (
@@ -29,33 +30,6 @@ Result = TypeVar("Result")
 
 FROM_SESSION = "from_session"
 """The label that says which session has sent a message; of the run that the message begins or joins."""
-
-
-class Alarm(Protocol):
-    """Whoever hands the store's deliveries to their sessions when they are due."""
-
-    async def expect(self) -> None:
-        """Make sure that it runs, and goes on long enough to read what the caller is about to store.
-
-        Raises:
-            TurnwiseError: it cannot be started.
-        """
-
-    def tell(self, due_at: float) -> None:
-        """Say that a delivery was stored that is due at this time, by the store's clock. Does not wait."""
-
-
-class NoAlarm:
-    """The `Alarm` where nobody has to be started or told."""
-
-    async def expect(self) -> None:
-        """See `Alarm.expect`."""
-
-    def tell(self, due_at: float) -> None:
-        """See `Alarm.tell`."""
-
-
-NO_ALARM = NoAlarm()
 
 
 class Scheduling:
@@ -147,7 +121,6 @@ class Scheduling:
         if other.status == "ended":
             raise SessionEndedError(to_session)
         payload = await self._payload([text], "inject", {"labels": {FROM_SESSION: self._state.session_id}})
-        await self._alarm.expect()
 
         async def change() -> Delivery:
             self._check_not_ended()

@@ -187,7 +187,7 @@ class SessionReads:
                 why=state.why,
             )
             for call_id, state in decode_calls(record.calls).items()
-            if record.is_open and state.is_waiting and state.wants
+            if record.is_open and state.is_waiting and state.wants and state.wants != "agent"
         ]
 
     async def deliveries(self, cursor: str | None, limit: int) -> Page[Delivery]:

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from turnwise.actors.inference.engine import NewEvent
 from turnwise.actors.session.engines.session_engines import SessionEngines
+from turnwise.actors.session.state.alarm import Alarm
 from turnwise.actors.session.state.session_tasks import SessionTasks
 from turnwise.actors.session.state.state import SessionState
 from turnwise.errors import (
@@ -28,6 +29,7 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.deliveries.agent_calls import deliveries_of_ends
 from turnwise.memory.deliveries.records import DeliveryChange
 from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.stores.base import Activation, Commit
@@ -83,6 +85,7 @@ class Transactor:
     Args:
         mark: is stored along with each commit.
         recover: loads the state that an activation found; runs as part of the change that activates.
+        alarm: is told of deliveries to other sessions, which it hands over.
     """
 
     def __init__(
@@ -91,7 +94,9 @@ class Transactor:
         tasks: SessionTasks,
         engines: SessionEngines,
         mark: CommitMark,
+        *,
         recover: Callable[[Activation, set[str]], Awaitable[None]],
+        alarm: Alarm,
     ) -> None:
         self._state = state
         self._journal = state.journal
@@ -99,6 +104,7 @@ class Transactor:
         self._engines = engines
         self._mark = mark
         self._recover = recover
+        self._alarm = alarm
         self._lock = asyncio.Lock()
         self._unanswered: _Unanswered | None = None
         self._begun: set[str] = set()
@@ -194,6 +200,8 @@ class Transactor:
     ) -> None:
         """Number the events, store all arguments in one commit, and cache the blocks. Call it within a change.
 
+        With the end of a run it stores what that means for agents: see `deliveries_of_ends`.
+
         Args:
             session: the new row; its log ends with the `blocks`.
             encoded: the blocks as stored text, if they are encoded already.
@@ -204,6 +212,11 @@ class Transactor:
             DuplicateKeyError, DeliveryChangedError: nothing was stored.
             TurnwiseError: see `Journal.commit`.
         """
+        ends = deliveries_of_ends([*runs, *([new_run] if new_run else [])], self._journal.clock())
+        deliveries = [*deliveries, *ends]
+        is_sending = any(change.after and change.after.to_session is not None for change in deliveries)
+        if is_sending:
+            await self._alarm.expect()
         texts = [encode(block) for block in blocks] if encoded is None else encoded
         live = self._state.active is not None if live is None else live
         if self._unbilled:
@@ -237,6 +250,8 @@ class Transactor:
                 self._launching = self._tasks.spawn(retry(self._launch_begun, task_name, until=self.is_final))
             raise
         self._unanswered = None
+        if is_sending:
+            self._alarm.tell(self._journal.clock())
         self._mark.stored(session)
         if blocks:
             self._journal.blocks.cache.add(session.log, session.log_size - len(blocks), blocks)

@@ -53,6 +53,8 @@ sessions = Table(
     Column("created_at", Double, nullable=False),
     Column("updated_at", Double, nullable=False),
     Column("parent", Text),
+    Column("called_by", Text),
+    Column("depth", BigInteger, nullable=False),
     Column("log_size", BigInteger, nullable=False),
     Column("next_index", BigInteger, nullable=False),
     Column("epoch", BigInteger, nullable=False),
@@ -150,6 +152,8 @@ runs = Table(
     Column("joins", Boolean),  # NULL if not
     Column("trace", Text),
     Column("parent", Text),
+    Column("parent_session", Text),
+    Column("parent_call", Text),
     Column("engine", Text),
     PrimaryKeyConstraint("session", "turn_index"),
 )

@@ -117,7 +117,6 @@ def check_run(line: Line, run: RunRecord, turn: tuple[str, str | None] | None, l
         {
             "run id": run.run_id,
             "parent run": run.parent,
-            "parent session": run.parent_session,
             "successor": run.successor,
             "engine": run.engine,
             "idempotency key": run.idempotency_key,

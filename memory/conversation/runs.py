@@ -101,10 +101,6 @@ class RunRecord(Record):
     """The name of its engine; None for the manager's first."""
     parent: str | None = None
     """The run, of any session of the user, on whose behalf this run was started."""
-    parent_session: str | None = None
-    """The parent's session, if a call of an agent has begun this run, which is to be the call's result."""
-    parent_call: str | None = None
-    """The id of that call."""
     memory: MemoryUse = "on"
     """Whether it recalls from long-term memory, and whether its turn is saved there."""
     model: str | None = None

@@ -29,8 +29,6 @@ class RunPayload(Record):
     """Encoded blocks."""
     debounce_s: float | None = None
     parent: str | None = None
-    parent_session: str | None = None
-    parent_call: str | None = None
     timeout_s: float | None = None
     labels: FrozenDict = field(default_factory=FrozenDict)
     memory: MemoryUse | None = None
@@ -80,7 +78,7 @@ def _check_options(payload: RunPayload) -> None:
     for time_s in (payload.debounce_s, payload.timeout_s):
         if time_s is not None:
             seconds(time_s)
-    for name in (payload.parent, payload.parent_session, payload.model):
+    for name in (payload.parent, payload.model):
         if name is not None:
             check_id("id", name)
     check_params("params", payload.params)

@@ -60,9 +60,13 @@ def test_an_agent_is_called_and_answers() -> None:
     }
     with SessionManager("memory://agents", engine=engines, placement=InProcess()) as manager:
         chat = manager.open("chat", user_id="ada")
-        turn = chat.run("go").wait(LONG_S)
+        run = chat.run("go")
+        turn = run.wait(LONG_S)
         (result,) = (block for block in turn.output if block.kind == "tool_result")
         assert (turn.text, result.text) == ("done", "boats")
         (agent,) = (session for session in manager.list(user_id="ada") if session.called_by)
         assert (agent.called_by, agent.agent, agent.engine) == ("chat", "researcher", "research")
+        (child,) = run.children()
+        assert (child.session_id, child.wait(LONG_S).text) == (agent.session_id, "boats")
+        assert not child.children() and child.info().parent == run.run_id
         assert not manager.schedules().items

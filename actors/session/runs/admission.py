@@ -85,8 +85,6 @@ class StartOptions(TypedDict, total=False):
     run_id: Required[str]
     turn_id: str | None
     parent: str | None
-    parent_session: str | None
-    parent_call: str | None
     if_busy: IfBusy
     debounce_s: float | None
     idempotency_key: str | None
@@ -233,7 +231,6 @@ class RunAdmission:
             turn_id: the caller's id of the turn. The event that stores the run has it as its key, so the store refuses
                 an id that the session has already had.
             parent: the run, of any session of the user, on whose behalf this one is started; costs two more reads.
-            parent_session, parent_call: the parent's session and its call of an agent, whose result this run is to be.
             idempotency_key: like `run_id`, but chosen by the caller, and valid as long as the session exists; costs one
                 more read.
             timeout_s: the run fails after so many seconds, and keeps its output.
@@ -709,8 +706,6 @@ class RunAdmission:
             idempotency=request.idempotency,
             timeout_s=options.get("timeout_s"),
             parent=options.get("parent"),
-            parent_session=options.get("parent_session"),
-            parent_call=options.get("parent_call"),
             engine=session.engine,
             labels=FrozenDict(options.get("labels") or {}),
             memory=options.get("memory") or session.memory,

@@ -57,6 +57,5 @@ class AgentCalls:
         uses = {block.call_id: block for block in output if isinstance(block, ToolUse)}
         now = self._journal.clock()
         return [
-            begin_agent(run, call_id, state.agent, str(uses[call_id].input["task"]), now)
-            for call_id, state in calls.items()
+            begin_agent(run, state.agent, str(uses[call_id].input["task"]), now) for call_id, state in calls.items()
         ]

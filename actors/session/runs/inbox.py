@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, cast
+from typing import cast
 
 from turnwise.actors.session.runs.admission import RunAdmission, StartOptions
 from turnwise.actors.session.runs.approvals import Approvals
@@ -22,10 +21,9 @@ from turnwise.errors import (
     TurnwiseError,
 )
 from turnwise.memory.conversation.blocks import answer_text, decode
-from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, decode_calls
-from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, CallState
 from turnwise.memory.conversation.sessions import SessionKey
-from turnwise.memory.deliveries.agent_calls import agent_result
+from turnwise.memory.deliveries.agent_calls import agent_result, call_of_agent
 from turnwise.memory.deliveries.payload import read_run_payload
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
 from turnwise.memory.stores.reading import read_blocks
@@ -88,58 +86,50 @@ class Inbox:
         return run_id
 
     async def _begin_run(self, delivery: Delivery) -> str | None:
-        """Start the run of a prompt or a message; a run that was started for it before is returned.
+        """Start the run of a message or of an agent; a run that was started for it before is returned.
 
-        A call of an agent for which nobody waits any more begins none. If one can begin none, its result is the error.
+        An agent for which nobody waits any more begins none. If it cannot begin one, its call's result is the error.
         """
         prompts, options = read_run_payload(delivery)
         options |= {"run_id": delivery.run_id, "if_busy": delivery.if_busy}
-        if not options.get("parent_call"):
+        if delivery.kind == "message":
             return (await self._admission.start(prompts, **cast(StartOptions, options))).run_id
-        if not await self._is_awaited(options["parent"], options["parent_call"]):
+        call = await self._call_of(options["parent"], self._state.session_id)
+        if call is None or not call[1].is_waiting:
             return None
         try:
             return (await self._admission.start(prompts, **cast(StartOptions, options))).run_id
         except (InvalidInputError, EmptyTurnError, SessionEndedError) as error:
-            await self._refuse(delivery, options, error)
+            await self._refuse(options["parent"], error)
             return None
 
-    async def _is_awaited(self, run_id: str, call_id: str) -> bool:
-        """Return whether a run waits for the agent that a call of it calls."""
+    async def _call_of(self, run_id: str, agent: str) -> tuple[str, CallState] | None:
+        """Return the call by which an open run has called the agent of this session; None if none has."""
         try:
             caller = await self._store.run(run_id, self._state.key.user_id)
         except RunNotFoundError:
-            return False
-        state = decode_calls(caller.calls).get(call_id)
-        return caller.is_open and state is not None and state.is_waiting
+            return None
+        return call_of_agent(caller, agent) if caller.is_open else None
 
-    async def _refuse(self, delivery: Delivery, options: Mapping[str, Any], error: TurnwiseError) -> None:
-        """Store the delivery of an error as the result of a call. May be repeated."""
-        names = {name: options[name] for name in ("parent", "parent_session", "parent_call")}
-        run = RunRecord(
-            **self._state.key._asdict(),
-            run_id=delivery.run_id,
-            turn_index=0,
-            state="failed",
-            first_seq=0,
-            created_at=delivery.created_at,
-            **names,
-        )
-        result = agent_result(self._state.key, run, delivery.created_at, error=str(error))
-        await self._alarm.expect()
-        if result.after:
-            await self._store.add_delivery(result.after)
-            self._alarm.tell(delivery.created_at)
+    async def _refuse(self, run_id: str, error: TurnwiseError) -> None:
+        """Store the delivery of an error as the result of the call of this agent. May be repeated."""
+        session = await self._store.get(self._state.key)
+        result = agent_result(session, run_id, self._state.journal.clock(), error=str(error)).after
+        if result:
+            await self._alarm.expect()
+            await self._store.add_delivery(result)
+            self._alarm.tell(result.occurs_at)
 
     async def _provide(self, delivery: Delivery) -> None:
         """Provide the result of an agent to the call that waits for it; do nothing if none does any more."""
-        result = delivery.payload
-        text, is_error = result["error"], True
+        run_id, text, is_error = str(delivery.payload["run_id"]), delivery.payload["error"], True
+        if (call := await self._call_of(run_id, delivery.session_id)) is None:
+            return
         if text is None:
-            text, is_error = await self._answer_of(str(result["agent_run"]))
+            text, is_error = await self._answer_of(delivery.session_id)
         decision = ApprovalDecision(verdict="provided", text=text, is_error=is_error)
         with suppress(RunNotFoundError, CallNotFoundError, CallDecidedError):
-            await self._approvals.decide(str(result["run_id"]), str(result["call_id"]), decision)
+            await self._approvals.decide(run_id, call[0], decision)
 
     async def _answer_of(self, run_id: str) -> tuple[str, bool]:
         """Return what an agent's run has answered, and whether it reports an error."""

@@ -212,7 +212,7 @@ class Transactor:
             DuplicateKeyError, DeliveryChangedError: nothing was stored.
             TurnwiseError: see `Journal.commit`.
         """
-        ends = deliveries_of_ends([*runs, *([new_run] if new_run else [])], self._journal.clock())
+        ends = deliveries_of_ends(session, [*runs, *([new_run] if new_run else [])], self._journal.clock())
         deliveries = [*deliveries, *ends]
         is_sending = any(change.after and change.after.to_session is not None for change in deliveries)
         if is_sending:

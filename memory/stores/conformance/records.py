@@ -103,7 +103,6 @@ async def check_every_field_of_a_run_comes_back(store: SessionStore) -> None:
     times = {"created_at": 1763700000.123456, "started_at": 0.1 + 0.2, "ended_at": 9.0, "timeout_s": 0.25}
     spent = {"usage": USAGE, "stop_reason": TEXT, "code": "step_limit", "calls": NESTED, "resumes": 3}
     texts = {"why": TEXT, "labels": freeze({TEXT: TEXT, "": ""}), "idempotency": Idempotency("k'\"\\%", "f" * 64)}
-    texts |= {"parent_session": "p\\ü'%", "parent_call": TEXT.replace("\0", "")}
     texts |= {"parent": "p'\"\\%", "engine": "e'\"\\%", "successor": "s'\"\\%\\ü"}
     request: dict[str, Any] = {"model": "m'%\"\\ü", "params": NESTED, "output": NESTED}
     request |= {"instructions": TEXT, "tools": NESTED, "trace": freeze({"traceparent": "00-1-2-01", "parent": "3"})}

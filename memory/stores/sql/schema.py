@@ -152,8 +152,6 @@ runs = Table(
     Column("joins", Boolean),  # NULL if not
     Column("trace", Text),
     Column("parent", Text),
-    Column("parent_session", Text),
-    Column("parent_call", Text),
     Column("engine", Text),
     PrimaryKeyConstraint("session", "turn_index"),
 )

@@ -131,7 +131,7 @@ async def wait(
 ) -> Waited[PackedOutcome]:
     """Wait until a run has ended or, with `until="settled"`, waits for a decision; return how it stands then."""
     outcome = await PackedOutcome.pack(await reader.reads.wait(run_id, timeout_s, until), cached)
-    return Waited(outcome, has_reached(outcome.state, until))
+    return Waited(outcome, has_reached(outcome.state, until, awaits_agents=outcome.awaits_agents))
 
 
 @reads(waits=True)

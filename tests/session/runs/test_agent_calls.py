@@ -14,7 +14,7 @@ from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.inference.named_engines import NamedEngines
 from turnwise.actors.inference.tools.tool import Tool
 from turnwise.actors.session.config import SessionConfig
-from turnwise.engines import agent_tool
+from turnwise.engines import agent_tool, tool
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import ToolResult, User
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
@@ -30,6 +30,9 @@ from turnwise.testing.world import World
 SLOW_S = 0.3
 
 RESEARCHER = agent_tool("researcher", engine="research", description="Finds things out.", memory="read", timeout_s=60.0)
+
+
+PAY = tool(lambda: "paid", name="pay", description="Pays.", approval=True)
 
 
 @pytest.fixture(autouse=True)
@@ -143,6 +146,21 @@ async def test_the_caller_waits_without_a_process() -> None:
     team.lead.kill()
     await team.dispatch(team.has_ended)
     assert await team.results() == [("about boats", False)]
+
+
+@pytest.mark.virtual_time
+async def test_who_waits_for_a_decision_does_not_hear_of_a_call_of_an_agent() -> None:
+    team = await Team([[("pay", {}), ("researcher", {"task": "boats"})], "done"], tools=[RESEARCHER, PAY]).begin()
+    outcome = await team.lead.ask("reads.wait", "go", until="settled")
+    assert [call.name for call in await team.lead.ask("reads.pending", "go")] == ["pay"]
+    assert outcome.run.state == "awaiting_approval" and not outcome.run.awaits_agents
+    (pending,) = await team.lead.ask("reads.pending", "go")
+    await team.lead.decide("go", pending.call_id, ApprovalDecision(verdict="rejected"))
+    settled = asyncio.create_task(team.lead.ask("reads.wait", "go", until="settled"))
+    await asyncio.sleep(5.0)
+    assert not settled.done() and (await team.store.run("go")).awaits_agents
+    await team.dispatch(team.has_ended)
+    assert (await settled).run.state == "completed"
 
 
 @pytest.mark.virtual_time

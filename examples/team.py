@@ -16,7 +16,7 @@ import sys
 import tempfile
 
 from turnwise import AsyncSessionManager, InProcess, RunCancelledError, SessionConfig, Turn
-from turnwise.engines import FunctionEngine, agent_tool
+from turnwise.engines import EngineBuilder, FunctionEngine, agent_tool
 from turnwise.testing import ScriptedEngine
 
 TOPICS = ("tides", "boats", "winds")
@@ -34,7 +34,7 @@ def team(store: str) -> AsyncSessionManager:
     researcher = agent_tool("researcher", engine="research", description="Finds out facts about one topic.")
     calls = [("researcher", {"task": topic}) for topic in TOPICS]
     lead = ScriptedEngine([calls, "The report is done."], tools=[researcher])
-    engines = {"lead": lead, "research": FunctionEngine(research)}
+    engines: dict[str, EngineBuilder] = {"lead": lead, "research": FunctionEngine(research)}
     config = SessionConfig(on_lost="resume")  # what was under way when a process was killed goes on
     return AsyncSessionManager(store, engine=engines, config=config, placement=InProcess())
 

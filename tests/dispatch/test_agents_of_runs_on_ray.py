@@ -38,8 +38,8 @@ async def find_out(turn: Turn) -> AsyncIterator[str]:
     import asyncio
 
     await asyncio.sleep(SLOW_S)
-    (task,) = turn.asked
-    yield f"about {task.text}"
+    (task,) = (block.text for block in turn.asked if block.kind == "user")
+    yield f"about {task}"
 
 
 def a_team(make_ray_manager: MakeManager, placement: Placement) -> SessionManager:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from turnwise import EchoEngine, InProcess, SessionManager
-from turnwise.engines import agent_tool
+from turnwise.engines import EngineBuilder, agent_tool
 from turnwise.errors import SessionEndedError, SessionNotFoundError
 from turnwise.testing.scripted_engine import ScriptedEngine
 
@@ -54,7 +54,7 @@ def test_a_message_reaches_no_session_of_another_user() -> None:
 
 def test_an_agent_is_called_and_answers() -> None:
     researcher = agent_tool("researcher", engine="research", description="Finds things out.")
-    engines = {
+    engines: dict[str, EngineBuilder] = {
         "lead": ScriptedEngine([[("researcher", {"task": "boats"})], "done"], tools=[researcher]),
         "research": EchoEngine(),
     }

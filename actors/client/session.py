@@ -14,6 +14,7 @@ from turnwise.actors.client.importing import read_conversation, send_conversatio
 from turnwise.actors.client.session_host import AsyncSessionHost
 from turnwise.actors.client.session_memory import AsyncSessionMemory
 from turnwise.actors.client.shared.arguments import (
+    Addressee,
     Blocks,
     Count,
     EngineName,
@@ -466,6 +467,26 @@ class AsyncSession:
     async def _later_settings(self, of: str, options: LaterRunOptions) -> StartOptions:
         check_names(of, options, list(LaterRunOptions.__annotations__))
         return await self._settings(cast(RunOptions, options))
+
+    @checked(to_session=Addressee, text=Text)
+    async def send(self, to_session: str, text: str) -> Delivery:
+        """Send a message to another session of the same user; return it as it waits. Durable on return.
+
+        The other session gets it once, whatever is killed: the active run takes it before its next model call, as with
+        `run(if_busy="inject")`, and without an active run it begins one. That run has the id `Delivery.run_id`, and
+        its label `from_session` says who has sent the message. Messages come in the order in which they were sent,
+        unless one could not be delivered at once. If the other session is deleted or ends before, the message stays in
+        `schedules()`, with `why`; `cancel_schedule` removes it.
+
+        Args:
+            to_session: the id of the other session.
+
+        Raises:
+            SessionNotFoundError: the user has no such session; nothing was stored.
+            SessionEndedError: this session or the other one has ended; nothing was stored.
+            InvalidInputError, EmptyTurnError, InvalidPromptError: the text begins no run; nothing was stored.
+        """
+        return await self._host.ask(verbs.send(to_session, text, new_id()))
 
     @checked(key=ScheduleKey)
     async def cancel_schedule(self, key: str) -> bool:

@@ -12,7 +12,15 @@ from functools import partial
 
 from turnwise.actors.dispatch.webhook_post import Post, WebhookPost
 from turnwise.actors.dispatch.webhook_sender import SendSettings, WebhookSender
-from turnwise.errors import ConfigError, DeliveryChangedError, InvalidInputError, SessionLostError, TurnwiseError
+from turnwise.errors import (
+    ConfigError,
+    DeliveryChangedError,
+    InvalidInputError,
+    SessionEndedError,
+    SessionLostError,
+    SessionNotFoundError,
+    TurnwiseError,
+)
 from turnwise.memory.background import log_failure, retry
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.deliveries.records import MAX_WHY_CHARS, Delivery, DeliveryChange
@@ -65,16 +73,16 @@ class Dispatcher:
 
     Of several dispatchers of a store, the one with the lease works; when it no longer renews the lease, another takes
     it. If two work nevertheless, since one was frozen, no delivery is carried out twice: the session's commit refuses
-    the second.
+    the second, and what has the id of a delivery to another session is begun once.
 
     It sleeps until the next delivery is due, and asks the store once every `idle_s` seconds meanwhile. Deliveries of
     one session are handed over one after the other, those of different sessions at once. So a slow session delays no
     other, until `concurrency` of them are slow.
 
     An attempt that fails is repeated after a pause that grows, and which the store keeps, so the next dispatcher
-    continues it. An error that a repetition cannot mend (`InvalidInputError`, but not that of a setting), or failures
-    for `give_up_s`, end the occurrence: a delivery that recurs goes on with the next one. One that does not stays in
-    the store, is never due again and says why.
+    continues it. Failures for `give_up_s` end the occurrence, and so does an error that a repetition cannot mend:
+    `InvalidInputError`, but not that of a setting, and an addressee that is gone or has ended. A delivery that recurs
+    goes on with the next one. One that does not stays in the store, is never due again and says why.
 
     While it awaits the following, other work may run, and its process may crash:
 
@@ -251,7 +259,7 @@ class Dispatcher:
                 if delivery.kind == "call":
                     begun += await self._sender.take(delivery)
                     continue
-                if delivery.session_key in self._attempts:
+                if delivery.addressee in self._attempts:
                     self._was_skipped = True
                     continue
                 await self._slots.acquire()
@@ -259,8 +267,8 @@ class Dispatcher:
                     self._slots.release()
                     return begun
                 attempt = asyncio.ensure_future(self._attempt(delivery))
-                self._attempts[delivery.session_key] = attempt
-                attempt.add_done_callback(partial(self._attempted, delivery.session_key))
+                self._attempts[delivery.addressee] = attempt
+                attempt.add_done_callback(partial(self._attempted, delivery.addressee))
                 begun += 1
             if page.cursor is None:
                 return begun
@@ -280,9 +288,10 @@ class Dispatcher:
             async with limit:
                 await self._deliver(delivery)
         except Exception as error:  # noqa: BLE001 - whatever a session raises is noted with the delivery
-            late = SessionLostError(delivery.session_id, f"it did not answer within {self._settings.attempt_s:g} s")
+            addressee, attempt_s = delivery.addressee, self._settings.attempt_s
+            late = SessionLostError(addressee.session_id, f"it did not answer within {attempt_s:g} s")
             failure = late if limit.expired() else error
-            activity = f"dispatcher {self._holder!r}: delivery {delivery.key!r} of {delivery.session_key.full_name!r}"
+            activity = f"dispatcher {self._holder!r}: delivery {delivery.key!r} to {addressee.full_name!r}"
             log_failure(activity, failure)
             await retry(partial(self._note_failure, delivery, failure), f"{activity}: noting why it failed")
 
@@ -298,7 +307,7 @@ class Dispatcher:
         now, settings = self._now(), self._settings
         why = str(error) if isinstance(error, TurnwiseError) else f"{type(error).__name__}: {error}"
         why = why.encode(errors="replace").decode()[:MAX_WHY_CHARS]
-        if _is_final(error) or now - delivery.occurs_at > settings.give_up_s:
+        if _is_final(delivery, error) or now - delivery.occurs_at > settings.give_up_s:
             following = delivery.after_occurrence(now)
             return replace(following, why=why) if following else delivery.after_failure(why, None)
         pauses = GrowingPauses(settings.first_pause_s, settings.longest_pause_s, failures=delivery.attempts)
@@ -317,6 +326,8 @@ async def end_lease(store: SessionStore, holder: str, is_dead: Callable[[str], b
         await store.lease_deliveries(lease.holder, 0.0)
 
 
-def _is_final(error: Exception) -> bool:
+def _is_final(delivery: Delivery, error: Exception) -> bool:
     """Return whether a repetition would fail again. Settings may be mended, as when a process lacks an engine."""
+    if delivery.to_session is not None and isinstance(error, SessionNotFoundError | SessionEndedError):
+        return True
     return isinstance(error, InvalidInputError) and not isinstance(error, ConfigError)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from turnwise.actors.hosting.verb_declaration import Reader, Verb, changes, of_memory, reads, starts
+from turnwise.actors.hosting.verb_declaration import Reader, Verb, VerbCall, changes, of_memory, reads, starts
 from turnwise.actors.hosting.waits import ENDING_S
 from turnwise.actors.hosting.wire import (
     Message,
@@ -131,7 +131,7 @@ async def wait(
 ) -> Waited[PackedOutcome]:
     """Wait until a run has ended or, with `until="settled"`, waits for a decision; return how it stands then."""
     outcome = await PackedOutcome.pack(await reader.reads.wait(run_id, timeout_s, until), cached)
-    return Waited(outcome, has_reached(outcome.state, until))
+    return Waited(outcome, has_reached(outcome.state, until, awaits_agents=outcome.awaits_agents))
 
 
 @reads(waits=True)
@@ -201,11 +201,24 @@ async def check_start(
 
 
 @starts
-async def deliver(service: SessionService, engine_id: str, key: str, delivery_id: str, revision: int) -> str | None:
-    """Carry out a delivery that is due, if it has this revision still; return the id of its run, if it has one."""
+async def deliver(
+    service: SessionService, engine_id: str, key: str, delivery_id: str, revision: int, *, sender: str | None = None
+) -> str | None:
+    """Carry out a delivery that is due, if it has this revision still; return the id of its run, if it has one.
+
+    `sender`: the session that has the delivery; None if it is this one's own.
+    """
     async with service.engine(engine_id):
+        if sender is not None:
+            return await service.core.inbox.receive(sender, key, delivery_id, revision)
         started = await service.core.admission.deliver(key, delivery_id, revision)
     return started.run_id if started else None
+
+
+def delivering(delivery: Delivery) -> VerbCall[str | None]:
+    """Return the call that has the addressee of a delivery carry it out."""
+    sender = None if delivery.to_session is None else delivery.session_id
+    return deliver(delivery.key, delivery.delivery_id, delivery.revision, sender=sender)
 
 
 @changes()
@@ -269,6 +282,12 @@ async def change_schedule(
     """Change what a delivery brings, or when; return the delivery as it is then."""
     settings: dict[str, Any] = {"missed": missed, "if_busy": if_busy, "options": options}
     return await service.core.scheduling.change(key, when=when, prompts=prompts, **settings)
+
+
+@changes(needs_engine=True)  # it checks the text by the engine that answers here
+async def send(service: SessionService, to_session: str, text: str, delivery_id: str) -> Delivery:
+    """Add a delivery that brings a message to another session of the user; return it."""
+    return await service.core.scheduling.send(to_session, text, delivery_id=delivery_id)
 
 
 @changes()

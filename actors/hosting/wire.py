@@ -118,6 +118,8 @@ class ClientOutcome:
     code: str | None
     turn: Turn | None
     successor: str | None = None
+    awaits_agents: bool = False
+    """See `RunRecord.awaits_agents`."""
 
 
 @dataclass(frozen=True)
@@ -129,12 +131,14 @@ class PackedOutcome:
     code: str | None
     turn: PackedTurn | None
     successor: str | None = None
+    awaits_agents: bool = False
 
     @classmethod
     async def pack(cls, outcome: Outcome, held: Spans) -> PackedOutcome:
         """Pack the outcome, with the blocks that are not in `held`, the receiver's spans."""
         turn = await PackedTurn.pack(outcome.turn, held) if outcome.turn else None
-        return cls(outcome.run.state, outcome.run.why, outcome.run.code, turn, outcome.run.successor)
+        run = outcome.run
+        return cls(run.state, run.why, run.code, turn, run.successor, run.awaits_agents)
 
 
 @dataclass(frozen=True)

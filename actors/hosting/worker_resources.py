@@ -14,7 +14,7 @@ from turnwise.actors.inference.observing import observer_of
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.runs.scheduling import NO_ALARM, Alarm
+from turnwise.actors.session.state.alarm import NO_ALARM, Alarm
 from turnwise.actors.session.state.outbox import WebhookOutbox
 from turnwise.errors import ConfigError, EngineLimitError
 from turnwise.memory.conversation.sessions import SessionKey

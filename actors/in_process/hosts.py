@@ -178,8 +178,7 @@ class Host:
 
     async def _deliver(self, delivery: Delivery) -> None:
         """Have a session carry out a delivery. If the dispatcher stops waiting, the session goes on."""
-        call = verbs.deliver(delivery.key, delivery.delivery_id, delivery.revision)
-        request = call.to(SessionRef(delivery.session_key)).pickled()
+        request = verbs.delivering(delivery).to(SessionRef(delivery.addressee)).pickled()
         answered = asyncio.wrap_future(self.submit(request))
         if isinstance(answer := pickle.loads(await answered), Refused):
             raise answer.error

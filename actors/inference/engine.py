@@ -29,6 +29,8 @@ class SessionView:
     user_id: str
     agent: str | None
     metadata: Mapping[str, Any]
+    depth: int = 0
+    """How many calls of agents are above the session."""
     key: str = ""
     """Names the session among those of all stores. No other session gets it, also after this one was deleted; empty for
     a question that belongs to no session."""

@@ -22,13 +22,16 @@ from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
 from turnwise.actors.session.memory.unsaved_turns import SavingProgress
 from turnwise.actors.session.runs.admission import RunAdmission
+from turnwise.actors.session.runs.agents import AgentCalls
 from turnwise.actors.session.runs.approvals import Approvals
+from turnwise.actors.session.runs.inbox import Inbox
 from turnwise.actors.session.runs.prompt_joining import PromptJoining
 from turnwise.actors.session.runs.recovery import Recovery
 from turnwise.actors.session.runs.run_driver import RunDriver
-from turnwise.actors.session.runs.scheduling import NO_ALARM, Alarm, Scheduling
+from turnwise.actors.session.runs.scheduling import Scheduling
 from turnwise.actors.session.runs.session_reminders import SessionReminders
 from turnwise.actors.session.session_row import SessionRow
+from turnwise.actors.session.state.alarm import NO_ALARM, Alarm
 from turnwise.actors.session.state.journal import Journal
 from turnwise.actors.session.state.outbox import NO_OUTBOX, Outbox
 from turnwise.actors.session.state.ownership import Ownership
@@ -93,7 +96,9 @@ class SessionCore:
         self.state = state = SessionState(key, Journal(key, store, clock, history))
         self.engines = engines = SessionEngines(run_resources, state, tasks, off_loop)
         progress, spending = SavingProgress(engines), Spending(state, engines)
-        self.transactor = transactor = Transactor(state, tasks, engines, progress, self._recover, outbox=outbox)
+        self.transactor = transactor = Transactor(
+            state, tasks, engines, progress, recover=self._recover, alarm=alarm, outbox=outbox
+        )
         self.reads = SessionReads(LiveSource(state, transactor.loaded))
         self.ingestion = MemoryIngestion(state, transactor, engines, tasks, progress)
         self.retrieval = MemoryRetrieval(state, engines, tasks, self.ingestion)
@@ -114,6 +119,7 @@ class SessionCore:
             retrieval=self.retrieval,
             ingestion=self.ingestion,
             progress=progress,
+            agents=AgentCalls(state),
         )
         self._recovery = Recovery(state, transactor, engines, driver, self.ingestion)
         self.admission = RunAdmission(
@@ -129,6 +135,7 @@ class SessionCore:
         self.reminders = SessionReminders(state, self.scheduling)
         driver.schedules = weakref.proxy(self.reminders)
         self.approvals = Approvals(state, transactor, engines, driver=driver, joining=joining, reads=self.reads)
+        self.inbox = Inbox(state, self.admission, self.approvals, alarm)
         self.forgetting = Forgetting(
             state,
             transactor,

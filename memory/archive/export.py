@@ -89,7 +89,8 @@ async def _write_all(
     for event in ends.events:
         lines.add("event", event_line(event))
     async for delivery in deliveries_of(store, session.key):
-        lines.add("delivery", delivery_line(delivery))
+        if delivery.to_session is None:  # a copy of a message would be a second one
+            lines.add("delivery", delivery_line(delivery))
     return lines
 
 

@@ -38,10 +38,11 @@ def check_session_line(line: Line, session: SessionRecord) -> None:
             "agent": session.agent,
             "engine": session.engine,
             "parent": _session_of(line, session.parent),
+            "caller": session.called_by,
         },
     )
     _check_asked(line, session)
-    _check_numbers(line, session, "log_size", "next_index", "seq", "created_at", "updated_at", "ttl_s")
+    _check_numbers(line, session, "log_size", "next_index", "seq", "created_at", "updated_at", "ttl_s", "depth")
     if not -1 <= session.saved < session.next_index:
         line.refuse(f"saved={session.saved} is not between -1 and the last turn")
     if session.title is not None and not 0 < len(session.title) <= MAX_TITLE_CHARS:
@@ -78,7 +79,9 @@ def checked_delivery(line: Line, session: SessionKey) -> Delivery:
     _check_numbers(line, delivery, "revision", "created_at", "attempts")
     try:
         check_delivery(delivery)
-        if delivery.kind != "call":
+        if delivery.to_session is not None:
+            line.refuse("an archive has no messages to other sessions")
+        if delivery.kind in ("prompt", "message"):
             read_run_payload(delivery)
     except InvalidInputError as error:
         line.refuse(str(error))

@@ -24,9 +24,9 @@ Until = Literal["ended", "settled"]
 """How long a wait lasts: until the run has ended, or until it has ended or waits for a decision about a call."""
 
 
-def has_reached(state: RunState, until: Until) -> bool:
-    """Return whether a wait for a run in this state is over."""
-    return state not in (OPEN_STATES if until == "ended" else UNSETTLED)
+def has_reached(state: RunState, until: Until, *, awaits_agents: bool) -> bool:
+    """Return whether a wait for a run in this state is over; see `RunRecord.awaits_agents`."""
+    return not awaits_agents and state not in (OPEN_STATES if until == "ended" else UNSETTLED)
 
 
 IfBusy = Literal["reject", "enqueue", "interrupt", "rollback", "latest", "drop", "merge", "inject", "debounce"]
@@ -139,6 +139,13 @@ class RunRecord(Record):
     def is_open(self) -> bool:
         """Whether it has not ended yet."""
         return self.state in OPEN_STATES
+
+    @property
+    def awaits_agents(self) -> bool:
+        """Whether it is suspended and waits for agents only, so that nobody has to decide about it."""
+        calls = self.calls.values() if self.state == "awaiting_approval" else ()
+        waiting = {call["wants"] for call in calls if call.get("wants") and not call.get("verdict")}
+        return waiting == {"agent"}
 
     @property
     def leads_to(self) -> str | None:

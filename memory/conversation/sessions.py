@@ -46,6 +46,10 @@ class SessionRecord(Record):
     updated_at: float = 0.0
     parent: str | None = None
     """The turn it was forked from, as `session_id#index`."""
+    called_by: str | None = None
+    """The session whose tool has called it as an agent."""
+    depth: int = 0
+    """How many calls of agents are above it."""
     log: str = ""
     """The block log it appends to; the store names it at creation."""
     log_size: int = 0
@@ -91,7 +95,7 @@ class SessionRecord(Record):
     _repr_html_ = record_html
 
 
-FIXED = ("session_id", "user_id", "agent", "created_at", "parent", "log", "epoch")
+FIXED = ("session_id", "user_id", "agent", "created_at", "parent", "called_by", "depth", "log", "epoch")
 """The fields that commits do not change. Activations change the epoch."""
 
 SESSION_CHANGES = tuple(field.name for field in fields(SessionRecord) if field.name not in FIXED)

@@ -60,8 +60,8 @@ def read_run_payload(delivery: Delivery) -> tuple[list[Block], dict[str, Any]]:
     Raises:
         InvalidInputError: it begins no run, or its payload is not one that `run_payload` returns for a valid run.
     """
-    if delivery.kind == "call":
-        raise InvalidInputError("kind", delivery.kind, f"delivery {delivery.key!r} calls a URL, and begins no run")
+    if delivery.kind not in ("prompt", "message"):
+        raise InvalidInputError("kind", delivery.kind, f"delivery {delivery.key!r} begins no run")
     try:
         payload = record_of(RunPayload, delivery.payload)
         prompts: list[Block] = [decode(text) for text in payload.prompts]

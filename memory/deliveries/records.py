@@ -15,8 +15,9 @@ from turnwise.memory.values.frozen_json import FrozenDict
 from turnwise.memory.values.ids import check_names
 from turnwise.memory.values.records import Record, replace
 
-DeliveryKind = Literal["prompt", "message", "call"]
-"""`prompt`: begins a run. `message`: goes into the active run; without one, begins a run. `call`: tells a webhook."""
+DeliveryKind = Literal["prompt", "message", "call", "result", "cancel"]
+"""`prompt`: begins a run. `message`: goes into the active run; without one, begins a run. `call`: tells a webhook.
+`result`: is the result of a call of an agent. `cancel`: cancels the run of an agent."""
 
 Missed = Literal["run_once", "skip", "run_all"]
 """What becomes of occurrences that were due while nobody could carry them out. `run_once`: one is carried out for all
@@ -44,6 +45,8 @@ class Delivery(Record):
     user_id: str = DEFAULT_USER
     key: str
     """Unique among the deliveries of its session."""
+    to_session: str | None = None
+    """The session of the same user that carries it out; None: its own. Such a delivery occurs once."""
     revision: int = 1
     """Each change raises it by 1. A change names the revision that it was made for, and is refused for another one."""
     kind: DeliveryKind = "prompt"
@@ -72,9 +75,18 @@ class Delivery(Record):
         return SessionKey(self.session_id, self.user_id)
 
     @property
+    def addressee(self) -> SessionKey:
+        """The session that carries it out."""
+        return SessionKey(self.session_id if self.to_session is None else self.to_session, self.user_id)
+
+    @property
     def run_id(self) -> str:
-        """The id of the run that this occurrence begins. It is the same each time the occurrence is attempted."""
-        return f"{self.delivery_id}-{self.revision}"
+        """The id of the run that this occurrence begins. It is the same each time the occurrence is attempted.
+
+        Of a delivery to another session it is also the same after an attempt that failed: no commit has both the run
+        and the delivery, so the run may be stored although the attempt failed.
+        """
+        return f"{self.delivery_id}-{self.revision}" if self.to_session is None else self.delivery_id
 
     def is_missed(self, now: float) -> bool:
         """Return whether its next occurrence is to be left out, since it is late."""
@@ -133,6 +145,10 @@ def check_delivery(delivery: Delivery) -> Delivery:
     if delivery.delivery_id.startswith(CALL_ID) != is_call or (delivery.delivery_id > CALL_ID) != is_call:
         reason = f"ids of calls begin with {CALL_ID!r}, and those of other deliveries sort before it"
         raise InvalidInputError("delivery_id", shown(delivery.delivery_id), reason)
+    if delivery.to_session is not None:
+        check_names("to_session", delivery.to_session, quotes=False)
+        if delivery.schedule:
+            raise InvalidInputError("schedule", shown(delivery.schedule), "a delivery to another session occurs once")
     check_time("occurs_at", delivery.occurs_at)
     if delivery.due_at is not None:
         check_time("due_at", delivery.due_at)

@@ -156,7 +156,7 @@ def check_session_names(session: SessionRecord) -> None:
         NameRefusedError: see `check_names`.
     """
     check_names("session_id", session.session_id, session.user_id, quotes=False)
-    for field in ("agent", "parent"):
+    for field in ("agent", "parent", "called_by"):
         check_names(field, getattr(session, field), quotes=False)
 
 

@@ -107,6 +107,7 @@ VALID: dict[str, Any] = {
     "key": "reminder",
     "url": "https://a.example/hook",
     "events": ["run.failed"],
+    "to_session": SESSION,
 }
 """For each parameter that has to be given, a value that its verb takes."""
 

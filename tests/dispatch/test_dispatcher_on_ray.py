@@ -109,6 +109,20 @@ def test_a_session_that_has_left_is_woken_when_its_run_is_due(
 
 
 @PLACEMENTS
+def test_a_message_wakes_a_session_that_has_left(
+    make_ray_manager: MakeManager, actors: Actors, placement: Placement
+) -> None:
+    manager = make_ray_manager(placement=placement, config=QUICK)
+    ann, bob = (manager.open(name) for name in ("ann", "bob"))
+    eventually(lambda: actors.has_left(manager, bob.id))
+    message = ann.send("bob", "hello")
+    eventually(lambda: texts(bob) == ["hello"])
+    (run,) = bob.runs()
+    assert (run.run_id, run.labels) == (message.run_id, {"from_session": "ann"})
+    eventually(lambda: not ann.schedules().items)
+
+
+@PLACEMENTS
 def test_each_occurrence_begins_one_run_whoever_is_killed(
     make_ray_manager: MakeManager, actors: Actors, ray_session: ModuleType, placement: Placement
 ) -> None:

@@ -100,6 +100,7 @@ OWN: dict[str, dict[str, Any]] = {
     "memory.update": {"text": "Ann sold her boat."},
     "say": {"run_id": "fourth", "trace": None},
     "schedule": {"delivery_id": "news", "key": "news", "options": {}},
+    "send": {"to_session": "chat", "delivery_id": "message"},
 }
 """What single verbs get besides."""
 

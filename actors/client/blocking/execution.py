@@ -17,9 +17,10 @@ from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.wire import ClientOutcome, PackedTurn, SessionRef
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
 from turnwise.errors import RunEndedError, TurnNotFoundError, WaitTimeoutError
-from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, PendingCall
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, PendingCall, decode_calls
 from turnwise.memory.conversation.events import AnyEvent, Phase
 from turnwise.memory.conversation.runs import RunRecord, RunState, Until
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.views.notebook_display import Rows
 from turnwise.memory.conversation.views.partial_typed_answer import Partials
@@ -131,8 +132,23 @@ class ExecutionHandle(RunHandle):
         return self._host.ask(verbs.add_event(name, plain, new_id(), self.run_id))
 
     def pending(self) -> list[PendingCall]:
-        """Return the run's tool calls that wait for a decision, in the order in which the model made them."""
+        """Return the run's tool calls that wait for a decision, in the order in which the model made them.
+
+        A call of an agent waits for no decision, and is not among them; `children` has the agents' runs.
+        """
         return Rows(self._host.ask(verbs.pending(self.run_id)))
+
+    def children(self) -> list[ExecutionHandle]:
+        """Return the runs of the agents that this run has called, in the order of the calls; see `agent_tool`.
+
+        Each is the run of a session of its own, `session_id`, whose first turn it is. It begins shortly after the call;
+        until then its methods raise SessionNotFoundError or RunNotFoundError. Agents whose sessions were deleted are
+        among them.
+        """
+        calls = decode_calls((self._host.ask(verbs.run(self.run_id))).calls)
+        agents = [state.agent["session"] for state in calls.values() if state.agent]
+        keys = [SessionKey(agent, self._ref.key.user_id) for agent in agents]
+        return [ExecutionHandle(self._client, SessionRef(key), key.session_id, 0) for key in keys]
 
     @checked(call_id=Text)
     def approve(self, call_id: str, *, input: Mapping[str, Any] | None = None) -> None:

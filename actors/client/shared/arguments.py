@@ -336,6 +336,7 @@ def _secret(value: Any) -> str | None:
 
 
 SessionId = Annotated[str, PlainValidator(partial(check_id, "session id"))]
+Addressee = Annotated[str, PlainValidator(partial(check_id, "to_session"))]
 UserId = Annotated[str, PlainValidator(partial(check_id, "user id"))]
 AgentName = Annotated[str, PlainValidator(partial(check_id, "agent"))]
 TurnId = Annotated[str, PlainValidator(partial(check_id, "turn id"))]

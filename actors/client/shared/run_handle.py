@@ -95,7 +95,7 @@ class RunHandle:
             RunEndedError: how the run ended.
             TurnNotFoundError: its turn was cleared.
         """
-        if not has_reached(outcome.state, until):
+        if not has_reached(outcome.state, until, awaits_agents=outcome.awaits_agents):
             raise WaitTimeoutError(self.session_id, self.run_id, timeout_s, outcome.state)
         if outcome.state in (*OPEN_STATES, "completed"):
             if outcome.turn is None:

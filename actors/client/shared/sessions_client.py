@@ -319,7 +319,7 @@ class SessionsClient:
     def outcome(self, packed: PackedOutcome, cache: BlockCache) -> ClientOutcome:
         """Return how a run stands; see `unpack`."""
         turn = self.unpack(packed.turn, cache) if packed.turn else None
-        return ClientOutcome(packed.state, packed.why, packed.code, turn, packed.successor)
+        return ClientOutcome(packed.state, packed.why, packed.code, turn, packed.successor, packed.awaits_agents)
 
     @property
     def has_store(self) -> bool:

@@ -196,9 +196,8 @@ class DispatcherActor:
         from turnwise.errors import SessionFencedError, SessionLostError
         from turnwise.memory.growing_pauses import GrowingPauses
 
-        key, pauses = delivery.session_key, GrowingPauses(PAUSE_S, MOST_PAUSE_S)
-        call = verbs.deliver(delivery.key, delivery.delivery_id, delivery.revision)
-        request = call.to(SessionRef(key)).pickled()
+        key, pauses = delivery.addressee, GrowingPauses(PAUSE_S, MOST_PAUSE_S)
+        request = verbs.delivering(delivery).to(SessionRef(key)).pickled()
         while True:
             lookup = await self._find_sessions()
             process = await asyncio.to_thread(lookup.of, key)

@@ -18,7 +18,7 @@ from turnwise.actors.inference.shortening import answer_shortened
 from turnwise.actors.inference.timeline import Timeline
 from turnwise.actors.inference.tools.context import CancelSignal, ToolContext
 from turnwise.actors.inference.tools.registry import ToolOutcome, ToolRegistry
-from turnwise.actors.inference.tools.tool import Tool
+from turnwise.actors.inference.tools.tool import AgentSettings, Tool
 from turnwise.errors import (
     OutputError,
     RequestRefusedError,
@@ -43,6 +43,7 @@ from turnwise.memory.conversation.output_type import ANSWER_TOOL, OutputType, is
 from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.deliveries.agent_calls import agent_id
 from turnwise.memory.values.frozen_json import FrozenDict
 
 Phase = Literal["before_inference", "after_inference", "after_tools"]
@@ -248,6 +249,8 @@ class _Calls:
             self._add_result(use, ToolOutcome(refused, 0.0, 0))
         elif tool and state and state.started and not tool.repeatable:
             self._add_result(use, ToolOutcome(ToolResult(call_id=use.call_id, text=LOST, is_error=True), 0.0, 0))
+        elif tool and tool.agent and not state:
+            self._call_agent(use, tool.agent)
         elif tool and not state and (wants := self._wants(tool, use)):
             self._is_waiting = True
             self._states[use.call_id] = CallState(name=use.name, wants=wants)
@@ -255,6 +258,20 @@ class _Calls:
             self._events.append((ApprovalRequested, requested))
         else:
             self._ready.append(use)
+
+    def _call_agent(self, use: ToolUse, settings: AgentSettings) -> None:
+        """Have the commit of the call begin the agent's run; refuse the call if there would be too many or too deep."""
+        calls = sum(bool(state and state.agent) for state in {**self._context.calls, **self._states}.values())
+        if self._context.session.depth >= settings.max_depth:
+            refusal = f"refused: agents may be called {settings.max_depth} deep at most; do it yourself"
+        elif calls >= settings.max_calls:
+            refusal = f"refused: {settings.max_calls} agents were called, which is the limit; go on without another"
+        else:
+            self._is_waiting = True
+            agent = settings.call(agent_id(self._context.run_id, use.call_id))
+            self._states[use.call_id] = CallState(name=use.name, wants="agent", agent=agent)
+            return
+        self._add_result(use, ToolOutcome(ToolResult(call_id=use.call_id, text=refusal, is_error=True), 0.0, 0))
 
     def _wants(self, tool: Tool, use: ToolUse) -> Wants | None:
         """Return what the call has to wait for; None if it can be made now."""

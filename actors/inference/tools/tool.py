@@ -28,7 +28,8 @@ from turnwise.actors.inference.tools.signature import (
 )
 from turnwise.errors import ConfigError, InvalidInputError, shown
 from turnwise.memory.conversation.calls.run_tools import MAX_TOOLS, MAX_TOOLS_BYTES, is_tool_name
-from turnwise.memory.values.checked_settings import Count, PositiveSeconds, checked_settings
+from turnwise.memory.conversation.memory_use import MemoryUse
+from turnwise.memory.values.checked_settings import Count, PositiveCount, PositiveSeconds, checked_settings
 from turnwise.memory.values.frozen_json import FrozenDict, freeze, plain_json
 
 Approval = Callable[[Mapping[str, Any], ToolContext], bool]
@@ -43,6 +44,24 @@ class ToolDefinition:
     description: str
     parameters: FrozenDict = field(default_factory=FrozenDict)
     """A JSON schema of an object."""
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked_settings("agent_tool: ")
+class AgentSettings:
+    """How a tool calls an agent: see `agent_tool`."""
+
+    engine: str | None = None
+    memory: MemoryUse = "off"
+    timeout_s: PositiveSeconds | None = None
+    max_depth: PositiveCount = 3
+    max_calls: PositiveCount = 16
+
+    def call(self, session_id: str) -> FrozenDict:
+        """Return the call of an agent in this session, as `CallState.agent` stores it."""
+        settings = {"engine": self.engine, "memory": self.memory, "timeout_s": self.timeout_s}
+        agent: FrozenDict = freeze({"session": session_id, **settings})
+        return agent
 
 
 def _tool_name(name: Any) -> Any:
@@ -76,6 +95,8 @@ class Tool:
     """Whether a person must approve a call before it is made."""
     repeatable: bool = False
     """Whether a call may be repeated if the process was lost while it ran."""
+    agent: AgentSettings | None = None
+    """How it calls an agent; None for other tools."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the plain function, without checks, timeout and retries."""
@@ -99,7 +120,7 @@ class Tool:
     @property
     def is_external(self) -> bool:
         """Whether the caller supplies the result, by `ExecutionHandle.provide`."""
-        return self.function is None
+        return self.function is None and self.agent is None
 
     @property
     def is_remote(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from turnwise.actors.session.history.forgetting import Forgetting
-from turnwise.actors.session.runs.scheduling import Alarm
+from turnwise.actors.session.state.alarm import Alarm
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
 from turnwise.actors.session.window.summary_expansion import reach
@@ -39,7 +39,7 @@ class Forking:
         Args:
             session_id: the fork's id.
             deliveries: whether the fork gets a copy of each delivery, with it and under the same keys. Both sessions
-                then carry them out.
+                then carry them out. Messages to other sessions are not copied.
 
         Raises:
             TurnNotFoundError: no such turn exists, or it has not ended.
@@ -74,7 +74,11 @@ class Forking:
         if deliveries:
             await self._alarm.expect()
         own = [delivery async for delivery in deliveries_of(store, self._state.key)] if deliveries else []
-        copies = [replace(delivery, session_id=session_id, delivery_id=new_id(), revision=1) for delivery in own]
+        copies = [
+            replace(delivery, session_id=session_id, delivery_id=new_id(), revision=1)
+            for delivery in own
+            if delivery.to_session is None
+        ]
         first = replace(base, parent=parent, turn_id=None)
         try:
             created = await store.create(fork, first, subtract(reached, spans), copies)

@@ -580,7 +580,8 @@ class RunAdmission:
     async def end_session(self, reason: str = "session ended", timeout_s: float | None = None) -> bool:
         """End the session: accept no new runs, and cancel active and queued ones with this reason. Idempotent.
 
-        Its deliveries are removed with the same commit, since no run can begin for them any more.
+        Its deliveries are removed with the same commit, since no run can begin for them any more. Those to other
+        sessions stay.
 
         The compaction that is under way is cancelled first. The session's end is durable before the active run is
         cancelled. Returns True when that run has ended, or False after `timeout_s` seconds.
@@ -591,7 +592,9 @@ class RunAdmission:
             if self._journal.session.status == "active":
                 session, queue = replace(self._journal.session, status="ended"), list(self._state.run_queue.queue)
                 deliveries = deliveries_of(self._journal.store, self._state.key)
-                removals = [DeliveryChange(delivery, None) async for delivery in deliveries]
+                removals = [
+                    DeliveryChange(delivery, None) async for delivery in deliveries if delivery.to_session is None
+                ]
                 await self._cancel_queued(queue, whole(reason), session, [(SessionEnded, {})], removals)
 
         while True:

@@ -177,7 +177,7 @@ def _check_blocks(builder: EngineBuilder, blocks: Sequence[Content]) -> None:
 
 def _check_decision(state: CallState, decision: ApprovalDecision) -> None:
     """Raise InvalidInputError if the call does not allow this kind of decision."""
-    if state.wants == "result" and decision.verdict == "approved":
+    if state.wants in ("result", "agent") and decision.verdict == "approved":
         rule = "the tool runs outside turnwise: call provide() with its result, or reject()"
         raise InvalidInputError("approve", shown(state.name), rule)
     if state.wants == "budget" and (decision.verdict == "provided" or decision.input is not None):

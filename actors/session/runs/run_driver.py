@@ -16,6 +16,7 @@ from turnwise.actors.session.engines.spending import Spending
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
 from turnwise.actors.session.memory.unsaved_turns import SavingProgress
+from turnwise.actors.session.runs.agents import AgentCalls
 from turnwise.actors.session.runs.prompt_joining import Joining, PromptJoining
 from turnwise.actors.session.runs.refused_media import leave_out
 from turnwise.actors.session.state.active_run import ActiveRun
@@ -86,6 +87,7 @@ class RunDriver:
         retrieval: MemoryRetrieval,
         ingestion: MemoryIngestion,
         progress: SavingProgress,
+        agents: AgentCalls,
     ) -> None:
         self._state = state
         self._journal = state.journal
@@ -99,6 +101,7 @@ class RunDriver:
         self._retrieval = retrieval
         self._ingestion = ingestion
         self._progress = progress
+        self._agents = agents
         self.schedules: ScheduleAccess | None = None
         """See `RunContext.schedules`. Set it once; it refers to this driver, so pass a weak reference."""
 
@@ -438,6 +441,8 @@ class RunDriver:
     ) -> None:
         """Store what a call of a tool or of the model has added. Memory changes only after the commit."""
         run = attempt.run
+        agents = self._agents.new(run.calls, calls)
+        await self._agents.create_sessions(agents)
         ledger = Ledger(run.output.blocks)
         ledger.record(blocks)
         turn, new, session = run.with_output(ledger.blocks(), self._journal.session)
@@ -460,6 +465,7 @@ class RunDriver:
             dropped_turns=joining.indices,
             runs=[record, *joining.ends],
             doubt=doubt,
+            deliveries=self._agents.begin(record, agents, ledger.blocks()),
         )
         run.drop_added()
         run.output = RecordedOutput.read(turn.output, self._journal.blocks.cache)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from turnwise.actors.session.runs.admission import RunAdmission, StartOptions
+from turnwise.actors.session.state.alarm import Alarm
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
 from turnwise.errors import (
     DeliveryChangedError,
     DeliveryNotFoundError,
     DuplicateKeyError,
+    RunNotFoundError,
     SessionEndedError,
 )
 from turnwise.memory.conversation.blocks import User, encode
 from turnwise.memory.conversation.prompts import Prompt
 from turnwise.memory.conversation.runs import IfBusy
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.deliveries.payload import run_payload
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange, DeliveryKind, Missed, check_delivery
 from turnwise.memory.deliveries.schedules import When
@@ -25,32 +28,8 @@ from turnwise.memory.values.records import replace
 
 Result = TypeVar("Result")
 
-
-class Alarm(Protocol):
-    """Whoever hands the store's deliveries to their sessions when they are due."""
-
-    async def expect(self) -> None:
-        """Make sure that it runs, and goes on long enough to read what the caller is about to store.
-
-        Raises:
-            TurnwiseError: it cannot be started.
-        """
-
-    def tell(self, due_at: float) -> None:
-        """Say that a delivery was stored that is due at this time, by the store's clock. Does not wait."""
-
-
-class NoAlarm:
-    """The `Alarm` where nobody has to be started or told."""
-
-    async def expect(self) -> None:
-        """See `Alarm.expect`."""
-
-    def tell(self, due_at: float) -> None:
-        """See `Alarm.tell`."""
-
-
-NO_ALARM = NoAlarm()
+FROM_SESSION = "from_session"
+"""The label that says which session has sent a message; of the run that the message begins or joins."""
 
 
 class Scheduling:
@@ -102,8 +81,7 @@ class Scheduling:
         await self._alarm.expect()
 
         async def change() -> Delivery:
-            if self._journal.session.status == "ended":
-                raise SessionEndedError(self._state.session_id)
+            self._check_not_ended()
             now = self._journal.clock()
             first = when.first(now)
             delivery = Delivery(
@@ -124,15 +102,54 @@ class Scheduling:
                 await self._commit(None, delivery)
             return delivery
 
+        return await self._added(change, delivery_id if key is None else key)
+
+    async def send(self, to_session: str, text: str, *, delivery_id: str) -> Delivery:
+        """Add a delivery that brings a message to another session of the user, which is due now; return it.
+
+        May be repeated with the same id: a message that was delivered since is returned, and not added again.
+
+        Args:
+            delivery_id: a new id; it is also the key, and the id of the run that the message begins or joins.
+
+        Raises:
+            SessionNotFoundError: there is no such session; nothing was stored.
+            SessionEndedError: this session or the other one has ended; nothing was stored.
+            InvalidInputError, EmptyTurnError, InvalidPromptError: the text could begin no run; nothing was stored.
+        """
+        other = await self._journal.store.get(SessionKey(to_session, self._state.key.user_id))
+        if other.status == "ended":
+            raise SessionEndedError(to_session)
+        payload = await self._payload([text], "inject", {"labels": {FROM_SESSION: self._state.session_id}})
+
+        async def change() -> Delivery:
+            self._check_not_ended()
+            now = self._journal.clock()
+            message = Delivery(
+                **self._state.key._asdict(),
+                delivery_id=delivery_id,
+                key=delivery_id,
+                to_session=to_session,
+                kind="message",
+                payload=payload,
+                occurs_at=now,
+                due_at=now,
+                if_busy="inject",
+                created_at=now,
+            )
+            if not await self._was_delivered(message):
+                await self._commit(None, check_delivery(message))
+            return message
+
+        return await self._added(change, delivery_id)
+
+    async def _was_delivered(self, message: Delivery) -> bool:
+        """Return whether a session of the user has the run of a message."""
         try:
-            added = await self._transactor.run(change)
-        except DuplicateKeyError:
-            existing = await self._journal.store.delivery(self._state.key, delivery_id if key is None else key)
-            if existing is None:
-                raise
-            added = existing
-        self._tell(added)
-        return added
+            await self._journal.store.run(message.run_id, message.user_id)
+        except RunNotFoundError:
+            return False
+        return True
 
     async def change(
         self,
@@ -184,7 +201,10 @@ class Scheduling:
         return changed
 
     async def cancel(self, key: str) -> bool:
-        """Remove a delivery; return whether there was one. A run that it has begun goes on."""
+        """Remove a delivery; return whether there was one. A run that it has begun goes on.
+
+        A message that is being delivered meanwhile may arrive nevertheless.
+        """
         await self._transactor.loaded()
 
         async def change() -> bool:
@@ -193,6 +213,22 @@ class Scheduling:
             return before is not None
 
         return await self._compared(change)
+
+    def _check_not_ended(self) -> None:
+        if self._journal.session.status == "ended":
+            raise SessionEndedError(self._state.session_id)
+
+    async def _added(self, change: Callable[[], Awaitable[Delivery]], key: str) -> Delivery:
+        """Run a change that adds a delivery, and tell the alarm; return the delivery that the key has then."""
+        try:
+            added = await self._transactor.run(change)
+        except DuplicateKeyError:
+            existing = await self._journal.store.delivery(self._state.key, key)
+            if existing is None:
+                raise
+            added = existing
+        self._tell(added)
+        return added
 
     async def _compared(self, change: Callable[[], Awaitable[Result]]) -> Result:
         """Run a change of a delivery, anew if the delivery was changed after it was read."""
@@ -208,7 +244,7 @@ class Scheduling:
 
     async def _find(self, key: str) -> Delivery:
         delivery = await self._journal.store.delivery(self._state.key, key)
-        if delivery is None:
+        if delivery is None or delivery.to_session is not None:
             raise DeliveryNotFoundError(self._state.session_id, key)
         return delivery
 

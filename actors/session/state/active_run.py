@@ -49,7 +49,7 @@ class ActiveRun:
         self.done: asyncio.Future[None] = loop.create_future()
         """Done when the end is stored and the run is no longer active; has an exception if the end was not stored."""
         self._settled: asyncio.Future[None] = loop.create_future()
-        """Done while the run is suspended, and from its end on; a new one when it resumes."""
+        """Done while the run waits for a decision, and from its end on; a new one when it does not any more."""
         self.record = record
         self.cancelled: asyncio.Future[str] = loop.create_future()
         """Set, to the reason, when the run is asked to cancel."""
@@ -92,13 +92,13 @@ class ActiveRun:
 
     @property
     def record(self) -> RunRecord:
-        """The record as of the last commit. Setting a suspended record wakes the callers that wait for a suspension."""
+        """The record as of the last commit. Setting one that is suspended, and not for agents only, wakes waiters."""
         return self._record
 
     @record.setter
     def record(self, record: RunRecord) -> None:
         self._record = record
-        if record.state == "awaiting_approval":
+        if record.state == "awaiting_approval" and not record.awaits_agents:
             self._settle()
         elif self._settled.done() and not self.done.done():
             self._settled = self.done.get_loop().create_future()
@@ -219,7 +219,8 @@ class ActiveRun:
         """
         await asyncio.wait([self.done if until == "ended" else self._settled], timeout=timeout_s)
         if not self.done.done():
-            return until == "settled" and self.record.state == "awaiting_approval"
+            is_suspended = self.record.state == "awaiting_approval" and not self.record.awaits_agents
+            return until == "settled" and is_suspended
         self.done.result()
         return True
 

@@ -11,7 +11,7 @@ from turnwise.errors import CorruptRecordError, TurnwiseError
 from turnwise.memory.deliveries.webhooks import WebhookRecord, is_told
 
 if TYPE_CHECKING:
-    from turnwise.actors.session.runs.scheduling import Alarm
+    from turnwise.actors.session.state.alarm import Alarm
     from turnwise.memory.stores.base import SessionStore
 
 MOST_AGE_S = 60.0

@@ -134,7 +134,7 @@ class SessionReads:
             record, turn = ended or (await self.stored_run(run_id), None)
             if record.leads_to:
                 run_id = record.leads_to
-            elif ended or has_reached(record.state, until):
+            elif ended or has_reached(record.state, until, awaits_agents=record.awaits_agents):
                 turn = turn if ended else await self._journal.records.find_turn_of(record)
                 return Outcome(record, (await self._journal.blocks.read_turns([turn]))[0] if turn else None)
             elif not self._state.open_run(run_id) and not await self._source.wait_for_run(deadline):
@@ -187,7 +187,7 @@ class SessionReads:
                 why=state.why,
             )
             for call_id, state in decode_calls(record.calls).items()
-            if record.is_open and state.is_waiting and state.wants
+            if record.is_open and state.is_waiting and state.wants and state.wants != "agent"
         ]
 
     async def deliveries(self, cursor: str | None, limit: int) -> Page[Delivery]:

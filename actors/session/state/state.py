@@ -105,6 +105,7 @@ class SessionState:
             user_id=self.key.user_id,
             agent=session.agent,
             metadata=session.metadata,
+            depth=session.depth,
             key=session.log,
         )
 

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from turnwise.actors.inference.engine import NewEvent
 from turnwise.actors.session.engines.session_engines import SessionEngines
+from turnwise.actors.session.state.alarm import Alarm
 from turnwise.actors.session.state.outbox import NO_OUTBOX, Outbox
 from turnwise.actors.session.state.session_tasks import SessionTasks
 from turnwise.actors.session.state.state import SessionState
@@ -30,6 +31,7 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.deliveries.agent_calls import deliveries_of_ends
 from turnwise.memory.deliveries.records import DeliveryChange
 from turnwise.memory.deliveries.webhooks import calls_of
 from turnwise.memory.growing_pauses import GrowingPauses
@@ -88,6 +90,7 @@ class Transactor:
         mark: is stored along with each commit.
         recover: loads the state that an activation found; runs as part of the change that activates.
         outbox: says which webhooks are told of what is committed. Their calls are part of the commit.
+        alarm: is told of deliveries to other sessions, which it hands over.
     """
 
     def __init__(
@@ -96,8 +99,9 @@ class Transactor:
         tasks: SessionTasks,
         engines: SessionEngines,
         mark: CommitMark,
-        recover: Callable[[Activation, set[str]], Awaitable[None]],
         *,
+        recover: Callable[[Activation, set[str]], Awaitable[None]],
+        alarm: Alarm,
         outbox: Outbox = NO_OUTBOX,
     ) -> None:
         self._state = state
@@ -107,6 +111,7 @@ class Transactor:
         self._mark = mark
         self._recover = recover
         self._outbox = outbox
+        self._alarm = alarm
         self._lock = asyncio.Lock()
         self._unanswered: _Unanswered | None = None
         self._begun: set[str] = set()
@@ -202,6 +207,8 @@ class Transactor:
     ) -> None:
         """Number the events, store all arguments in one commit, and cache the blocks. Call it within a change.
 
+        With the end of a run it stores what that means for agents: see `deliveries_of_ends`.
+
         Args:
             session: the new row; its log ends with the `blocks`.
             encoded: the blocks as stored text, if they are encoded already.
@@ -212,6 +219,11 @@ class Transactor:
             DuplicateKeyError, DeliveryChangedError: nothing was stored.
             TurnwiseError: see `Journal.commit`.
         """
+        ends = deliveries_of_ends(session, [*runs, *([new_run] if new_run else [])], self._journal.clock())
+        deliveries = [*deliveries, *ends]
+        is_sending = any(change.after and change.after.to_session is not None for change in deliveries)
+        if is_sending:
+            await self._alarm.expect()
         numbered = self._journal.number(events)
         calls = await self._calls_of(numbered)
         texts = [encode(block) for block in blocks] if encoded is None else encoded
@@ -247,6 +259,8 @@ class Transactor:
                 self._launching = self._tasks.spawn(retry(self._launch_begun, task_name, until=self.is_final))
             raise
         self._unanswered = None
+        if is_sending:
+            self._alarm.tell(self._journal.clock())
         self._mark.stored(session)
         if calls:
             self._outbox.tell(self._journal.clock())

@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from turnwise.memory.conversation.blocks import Content, encode
 from turnwise.memory.values.frozen_json import FrozenDict, freeze
 
-Wants = Literal["approval", "result", "budget"]
-"""What a call waits for: a person's approval, a result from outside, or permission to exceed a limit."""
+Wants = Literal["approval", "result", "budget", "agent"]
+"""What a call waits for: a person's approval, a result from outside, permission to exceed a limit, or an agent."""
 
 Verdict = Literal["approved", "rejected", "provided"]
 
@@ -36,6 +36,8 @@ class CallState:
     """A digest of the decision. Repeating the same decision changes nothing; a different one is an error."""
     started: bool = False
     """Whether the tool was called."""
+    agent: FrozenDict = field(default_factory=FrozenDict)
+    """Of a call of an agent: the id of its `session`, and the `engine`, `memory` and `timeout_s` of that."""
     question: str | None = None
     """The engine's id of what it asked, if the engine has such ids: a later question about the call has another."""
 
@@ -90,7 +92,4 @@ def decode_calls(calls: Mapping[str, Any]) -> dict[str, CallState]:
 
 
 def _fields(state: CallState) -> dict[str, Any]:
-    values = {
-        name: getattr(state, name) for name in ("name", "wants", "why", "verdict", "digest", "started", "question")
-    }
-    return {name: value for name, value in values.items() if value}
+    return {name: value for name, value in vars(state).items() if value}

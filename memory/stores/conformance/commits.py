@@ -128,8 +128,8 @@ async def check_a_commit_is_stored_whole(store: SessionStore) -> None:
 @_law
 async def check_a_commit_does_not_change_fields_of_the_creation(store: SessionStore) -> None:
     """The agent, time of creation, parent and log of a session never change."""
-    owner = await own(store, user_id="u", agent="a", created_at=1.0, parent="p#1")
-    changed = replace(owner.session, agent=None, created_at=2.0, parent=None, updated_at=5.0)
+    owner = await own(store, user_id="u", agent="a", created_at=1.0, parent="p#1", called_by="c", depth=2)
+    changed = replace(owner.session, agent=None, created_at=2.0, parent=None, called_by=None, depth=0, updated_at=5.0)
     await store.commit(SessionKey("s", "u"), 1, owner.prepare(session=changed))
     expected = replace(owner.session, updated_at=5.0, revision=owner.session.revision + 1)
     equal(await store.get(SessionKey("s", "u")), expected, "the session")

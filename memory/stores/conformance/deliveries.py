@@ -18,6 +18,7 @@ from turnwise.memory.deliveries.records import Delivery, DeliveryChange
 from turnwise.memory.deliveries.schedules import Schedule
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.conformance.fixtures import (
+    ADDRESSED_DELIVERY,
     FULL_DELIVERY,
     a_delivery,
     a_run,
@@ -47,10 +48,11 @@ def _moved(delivery: Delivery, due_at: float | None) -> DeliveryChange:
 async def check_a_delivery_comes_back_as_it_was_added(store: SessionStore, other: SessionStore) -> None:
     """By its key, in lists, and when it is due. Its session is not changed."""
     session = await store.create(a_session())
-    for delivery in (FULL_DELIVERY, a_delivery("never", None), a_delivery("plain")):
+    for delivery in (FULL_DELIVERY, ADDRESSED_DELIVERY, a_delivery("never", None), a_delivery("plain")):
         equal(await store.add_delivery(delivery), delivery, "what add_delivery returned")
         equal(await other.delivery(KEY, delivery.key), delivery, "the delivery by its key")
-    equal((await other.due(2e9)).items, (a_delivery("plain"), FULL_DELIVERY), "what is due")
+    due = (a_delivery("plain"), ADDRESSED_DELIVERY, FULL_DELIVERY)
+    equal((await other.due(2e9)).items, due, "what is due")
     equal(await other.delivery(KEY, "none"), None, "the delivery of a key that was never used")
     equal(await store.get(KEY), session, "the session")
 
@@ -325,6 +327,8 @@ async def check_deliveries_that_cannot_be_used_are_refused(store: SessionStore) 
         {"schedule": Schedule(cron="0 0 31 2 *")},
         {"schedule": Schedule(cron="0 0 * * *", timezone="Nowhere/Else")},
         {"schedule": Schedule(every_s=60.0, until=float("nan"))},
+        {"schedule": Schedule(every_s=60.0), "to_session": "t"},
+        {"to_session": "\0"},
     )
     for values in changes:
         broken = replace(third, **values)  # type: ignore[arg-type]

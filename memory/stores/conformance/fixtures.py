@@ -83,7 +83,12 @@ FULL_DELIVERY = a_delivery(
     attempts=3,
     why=TEXT,
 )
-"""A delivery with a value in each field."""
+"""A delivery with a value in each field, but `to_session`."""
+
+ADDRESSED_DELIVERY = replace(
+    FULL_DELIVERY, key="addressed", delivery_id="addressed ü", to_session="t ü%'", schedule=None
+)
+"""A delivery to another session, with a value in each field that it may have."""
 
 
 class Owner:

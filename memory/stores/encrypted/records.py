@@ -78,7 +78,7 @@ def _run_place(run: RunRecord) -> Place:
 
 
 def _delivery_place(delivery: Delivery) -> Place:
-    bound = (*delivery.session_key, delivery.delivery_id, delivery.revision)
+    bound = (*delivery.session_key, delivery.to_session, delivery.delivery_id, delivery.revision)
     return Place("delivery", delivery.delivery_id, bound)
 
 

@@ -53,6 +53,8 @@ sessions = Table(
     Column("created_at", Double, nullable=False),
     Column("updated_at", Double, nullable=False),
     Column("parent", Text),
+    Column("called_by", Text),
+    Column("depth", BigInteger, nullable=False),
     Column("log_size", BigInteger, nullable=False),
     Column("next_index", BigInteger, nullable=False),
     Column("epoch", BigInteger, nullable=False),
@@ -202,6 +204,7 @@ deliveries = Table(
     Column("key", Text, nullable=False),
     Column("delivery_id", _SortedText, nullable=False),
     Column("user_id", Text, nullable=False),  # the session's, so that those of a user are listed by an index
+    Column("to_session", Text),
     Column("revision", BigInteger, nullable=False),
     Column("kind", Text, nullable=False),
     Column("payload", Text),

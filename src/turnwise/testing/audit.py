@@ -217,7 +217,7 @@ def _events_hold(session: StoredSession, *, all_ended: bool) -> Iterator[Finding
 def _deliveries_hold(session: StoredSession) -> Iterator[Finding]:
     run_ids = {run.run_id for run in session.runs}
     for delivery in session.deliveries:
-        if delivery.run_id in run_ids:
+        if delivery.to_session is None and delivery.run_id in run_ids:
             yield "carried out once", f"delivery {delivery.key!r} is still there, and its run {delivery.run_id!r}, too"
 
 

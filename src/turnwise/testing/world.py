@@ -11,7 +11,7 @@ from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.runs.scheduling import NO_ALARM
+from turnwise.actors.session.state.alarm import NO_ALARM
 from turnwise.actors.session.state.outbox import NO_OUTBOX, WebhookOutbox
 from turnwise.errors import (
     CorruptRecordError,

@@ -20,6 +20,7 @@ from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.memory.unsaved_turns import SavingProgress
+from turnwise.actors.session.state.alarm import NO_ALARM
 from turnwise.actors.session.state.journal import Journal
 from turnwise.actors.session.state.session_tasks import SessionTasks
 from turnwise.actors.session.state.state import SessionState
@@ -84,7 +85,8 @@ class Bench:
         self.state = SessionState(SessionKey("s"), Journal(SessionKey("s"), self.store, None))
         progress = SavingProgress(core.engines)
         tasks = SessionTasks(SessionKey("s"))
-        self.transactor = Transactor(self.state, tasks, core.engines, progress, self._recover)
+        parts = self.state, tasks, core.engines, progress
+        self.transactor = Transactor(*parts, recover=self._recover, alarm=NO_ALARM)
 
     async def _recover(self, activation: Activation, _: set[str]) -> None:
         self.recovered.append(activation)

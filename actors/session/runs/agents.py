@@ -1,0 +1,61 @@
+"""`AgentCalls`: creates the sessions of the agents that a run calls, and what the call's commit stores for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+
+from turnwise.actors.session.state.state import SessionState
+from turnwise.errors import SessionExistsError
+from turnwise.memory.conversation.blocks import Block, ToolUse
+from turnwise.memory.conversation.calls.tool_calls import CallState
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.deliveries.agent_calls import begin_agent
+from turnwise.memory.deliveries.records import DeliveryChange
+
+
+class AgentCalls:
+    """Prepares the agents that a run is about to call.
+
+    An agent's session is created before the commit of the call. A kill in between leaves a session without a run, which
+    the repeated call uses, since its id is made of the run's and the call's.
+    """
+
+    def __init__(self, state: SessionState) -> None:
+        self._state = state
+        self._journal = state.journal
+
+    def new(self, before: Mapping[str, CallState], calls: Mapping[str, CallState | None]) -> dict[str, CallState]:
+        """Return the calls of agents among `calls` that `before` does not have."""
+        return {call_id: state for call_id, state in calls.items() if state and state.agent and call_id not in before}
+
+    async def create_sessions(self, calls: Mapping[str, CallState]) -> None:
+        """Create the agents' sessions, those excepted that exist. May be repeated."""
+        session, now = self._journal.session, self._journal.clock()
+        for state in calls.values():
+            agent = SessionRecord(
+                session_id=state.agent["session"],
+                user_id=session.user_id,
+                agent=state.name,
+                engine=state.agent.get("engine"),
+                memory=state.agent.get("memory", "on"),
+                called_by=session.session_id,
+                depth=session.depth + 1,
+                created_at=now,
+                updated_at=now,
+            )
+            with suppress(SessionExistsError):
+                await self._journal.store.create(agent)
+
+    def begin(self, run: RunRecord, calls: Mapping[str, CallState], output: Iterable[Block]) -> list[DeliveryChange]:
+        """Return the deliveries that begin the agents' runs, for the commit that stores their calls.
+
+        Args:
+            output: the run's output, with the calls.
+        """
+        uses = {block.call_id: block for block in output if isinstance(block, ToolUse)}
+        now = self._journal.clock()
+        return [
+            begin_agent(run, state.agent, str(uses[call_id].input["task"]), now) for call_id, state in calls.items()
+        ]

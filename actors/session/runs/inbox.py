@@ -1,0 +1,150 @@
+"""`Inbox`: carries out what other sessions of the user have addressed to this one."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import cast
+
+from turnwise.actors.session.runs.admission import RunAdmission, StartOptions
+from turnwise.actors.session.runs.approvals import Approvals
+from turnwise.actors.session.state.alarm import Alarm
+from turnwise.actors.session.state.state import SessionState
+from turnwise.errors import (
+    CallDecidedError,
+    CallNotFoundError,
+    DeliveryChangedError,
+    EmptyTurnError,
+    InvalidInputError,
+    RunNotFoundError,
+    SessionEndedError,
+    SessionNotFoundError,
+    TurnwiseError,
+)
+from turnwise.memory.conversation.blocks import answer_text, decode
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, CallState
+from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.deliveries.agent_calls import agent_result, call_of_agent
+from turnwise.memory.deliveries.payload import read_run_payload
+from turnwise.memory.deliveries.records import Delivery, DeliveryChange
+from turnwise.memory.stores.reading import read_blocks
+
+
+class Inbox:
+    """Carries out deliveries of other sessions, each once.
+
+    A delivery is stored with its sender, and what it begins with this session, so no commit has both. The effect comes
+    first, and is idempotent by the delivery's id. The removal follows, and is compared by revision. After a kill in
+    between, the delivery is carried out again: that only removes it.
+
+    While it awaits the following, other work may run, and the process may crash:
+
+    | awaited | what else may run | what a crash leaves |
+    |---|---|---|
+    | the store, for the delivery | everything; its sender may cancel it | the delivery |
+    | the commit of the effect | reads, streaming; a cancel, which comes too late | the delivery, perhaps the effect |
+    | the removal | everything | the effect, perhaps the delivery |
+    """
+
+    def __init__(self, state: SessionState, admission: RunAdmission, approvals: Approvals, alarm: Alarm) -> None:
+        self._state = state
+        self._store = state.journal.store
+        self._admission = admission
+        self._approvals = approvals
+        self._alarm = alarm
+
+    async def receive(self, sender: str, key: str, delivery_id: str, revision: int) -> str | None:
+        """Carry out a delivery of another session; durable on return. Return the id of its run, if it begins one.
+
+        Nothing happens if it was carried out, cancelled or changed since it was found to be due.
+
+        Args:
+            sender: the session that has the delivery.
+
+        Raises:
+            SessionNotFoundError, SessionEndedError: this session takes no runs; nothing was stored.
+            QueueFullError, SessionBusyError: it takes none now; nothing was stored. Try again later.
+            InvalidInputError: the delivery can never be carried out; nothing was stored.
+        """
+        try:
+            delivery = await self._store.delivery(SessionKey(sender, self._state.key.user_id), key)
+        except SessionNotFoundError as error:
+            if error.session_id != sender:
+                raise
+            return None
+        if delivery is None or (delivery.delivery_id, delivery.revision) != (delivery_id, revision):
+            return None
+        run_id = None
+        match delivery.kind:
+            case "result":
+                await self._provide(delivery)
+            case "cancel":
+                await self._cancel(delivery)
+            case _:
+                run_id = await self._begin_run(delivery)
+        with suppress(DeliveryChangedError):
+            await self._store.change_delivery(DeliveryChange(delivery, None))
+        return run_id
+
+    async def _begin_run(self, delivery: Delivery) -> str | None:
+        """Start the run of a message or of an agent; a run that was started for it before is returned.
+
+        An agent for which nobody waits any more begins none. If it cannot begin one, its call's result is the error.
+        """
+        prompts, options = read_run_payload(delivery)
+        options |= {"run_id": delivery.run_id, "if_busy": delivery.if_busy}
+        if delivery.kind == "message":
+            return (await self._admission.start(prompts, **cast(StartOptions, options))).run_id
+        call = await self._call_of(options["parent"], self._state.session_id)
+        if call is None or not call[1].is_waiting:
+            return None
+        try:
+            return (await self._admission.start(prompts, **cast(StartOptions, options))).run_id
+        except (InvalidInputError, EmptyTurnError, SessionEndedError) as error:
+            await self._refuse(options["parent"], error)
+            return None
+
+    async def _call_of(self, run_id: str, agent: str) -> tuple[str, CallState] | None:
+        """Return the call by which an open run has called the agent of this session; None if none has."""
+        try:
+            caller = await self._store.run(run_id, self._state.key.user_id)
+        except RunNotFoundError:
+            return None
+        return call_of_agent(caller, agent) if caller.is_open else None
+
+    async def _refuse(self, run_id: str, error: TurnwiseError) -> None:
+        """Store the delivery of an error as the result of the call of this agent. May be repeated."""
+        session = await self._store.get(self._state.key)
+        result = agent_result(session, run_id, self._state.journal.clock(), error=str(error)).after
+        if result:
+            await self._alarm.expect()
+            await self._store.add_delivery(result)
+            self._alarm.tell(result.occurs_at)
+
+    async def _provide(self, delivery: Delivery) -> None:
+        """Provide the result of an agent to the call that waits for it; do nothing if none does any more."""
+        run_id, text, is_error = str(delivery.payload["run_id"]), delivery.payload["error"], True
+        if (call := await self._call_of(run_id, delivery.session_id)) is None:
+            return
+        if text is None:
+            text, is_error = await self._answer_of(delivery.session_id)
+        decision = ApprovalDecision(verdict="provided", text=text, is_error=is_error)
+        with suppress(RunNotFoundError, CallNotFoundError, CallDecidedError):
+            await self._approvals.decide(run_id, call[0], decision)
+
+    async def _answer_of(self, run_id: str) -> tuple[str, bool]:
+        """Return what an agent's run has answered, and whether it reports an error."""
+        try:
+            run = await self._store.run(run_id, self._state.key.user_id)
+            turns = await self._store.turns(run.session_key, after=run.turn_index - 1, limit=1)
+        except (RunNotFoundError, SessionNotFoundError):
+            return "the agent's session was deleted", True
+        output = turns[0].output if turns and turns[0].index == run.turn_index else ()
+        text = answer_text([decode(block) for block in await read_blocks(self._store, output)])
+        if run.state == "completed":
+            return text, False
+        return "\n\n".join(part for part in (f"the agent's run is {run.state}: {run.why}", text) if part), True
+
+    async def _cancel(self, delivery: Delivery) -> None:
+        """Cancel the run of an agent, whose caller has ended, and wait for its end."""
+        with suppress(RunNotFoundError):
+            await self._admission.cancel(f"run of session {delivery.session_id!r} has ended", self._state.session_id)

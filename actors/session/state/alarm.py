@@ -1,0 +1,32 @@
+"""`Alarm`: the protocol of whoever hands the store's deliveries to their sessions when they are due."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Alarm(Protocol):
+    """Whoever hands the store's deliveries to their sessions when they are due."""
+
+    async def expect(self) -> None:
+        """Make sure that it runs, and goes on long enough to read what the caller is about to store.
+
+        Raises:
+            TurnwiseError: it cannot be started.
+        """
+
+    def tell(self, due_at: float) -> None:
+        """Say that a delivery was stored that is due at this time, by the store's clock. Does not wait."""
+
+
+class NoAlarm:
+    """The `Alarm` where nobody has to be started or told."""
+
+    async def expect(self) -> None:
+        """See `Alarm.expect`."""
+
+    def tell(self, due_at: float) -> None:
+        """See `Alarm.tell`."""
+
+
+NO_ALARM = NoAlarm()

@@ -1,0 +1,93 @@
+"""Deliveries between a run and the agents that its tools call: begin, result and cancel.
+
+An agent's session and its run have one id, made of the caller's run and call. So each delivery can be repeated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from turnwise.memory.conversation.blocks import User, encode
+from turnwise.memory.conversation.calls.tool_calls import CallState, decode_calls
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
+from turnwise.memory.deliveries.payload import run_payload
+from turnwise.memory.deliveries.records import Delivery, DeliveryChange, DeliveryKind
+from turnwise.memory.values.frozen_json import FrozenDict, freeze
+
+
+def agent_id(run_id: str, call_id: str) -> str:
+    """Return the id of the session of the agent that a call of a run calls, and of its run there."""
+    return f"agent-{hashlib.blake2b(f'{len(run_id)}:{run_id}{call_id}'.encode(), digest_size=16).hexdigest()}"
+
+
+def begin_agent(caller: RunRecord, agent: Mapping[str, Any], task: str, now: float) -> DeliveryChange:
+    """Return the addition of a delivery that begins an agent's run.
+
+    Args:
+        agent: `CallState.agent`.
+    """
+    payload = run_payload([encode(User(text=task))], {"parent": caller.run_id, "timeout_s": agent.get("timeout_s")})
+    return _addition("prompt", caller.session_key, agent["session"], agent["session"], payload=payload, now=now)
+
+
+def call_of_agent(caller: RunRecord, agent: str) -> tuple[str, CallState] | None:
+    """Return the id and the state of the call by which a run has called the agent of this session; None if none has."""
+    calls = decode_calls(caller.calls).items()
+    return next((call for call in calls if call[1].agent and call[1].agent["session"] == agent), None)
+
+
+def deliveries_of_ends(session: SessionRecord, runs: Iterable[RunRecord], now: float) -> list[DeliveryChange]:
+    """Return what a commit that stores these runs of a session adds: results of those that have ended, and cancels.
+
+    An agent's run sends its result to its caller. A run that has ended cancels the agents that it still waits for.
+    """
+    additions: list[DeliveryChange] = []
+    for run in runs:
+        if run.is_open:
+            continue
+        if session.called_by is not None and run.run_id == session.session_id:
+            additions.append(agent_result(session, run.parent, now))
+        awaited = [state for state in decode_calls(run.calls).values() if state.agent and state.is_waiting]
+        additions += [cancel_agent(run.session_key, state, now) for state in awaited]
+    return additions
+
+
+def agent_result(
+    session: SessionRecord, caller_run: str | None, now: float, error: str | None = None
+) -> DeliveryChange:
+    """Return the addition of a delivery that says that an agent's run has ended, or why it has not begun."""
+    payload: FrozenDict = freeze({"run_id": caller_run, "error": error})
+    name = f"{session.session_id}-result"
+    return _addition("result", session.key, session.called_by or "", name, payload=payload, now=now)
+
+
+def cancel_agent(sender: SessionKey, state: CallState, now: float) -> DeliveryChange:
+    """Return the addition of a delivery that cancels the run of an agent."""
+    session = state.agent["session"]
+    return _addition("cancel", sender, session, f"{session}-cancel", payload=FrozenDict(), now=now)
+
+
+def _addition(
+    kind: DeliveryKind,
+    sender: SessionKey,
+    to_session: str,
+    delivery_id: str,
+    *,
+    payload: FrozenDict,
+    now: float,
+) -> DeliveryChange:
+    delivery = Delivery(
+        **sender._asdict(),
+        delivery_id=delivery_id,
+        key=delivery_id,
+        to_session=to_session,
+        kind=kind,
+        payload=payload,
+        occurs_at=now,
+        due_at=now,
+        created_at=now,
+    )
+    return DeliveryChange(None, delivery)

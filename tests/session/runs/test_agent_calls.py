@@ -1,0 +1,298 @@
+"""Agents that a run's tools call: each call begins one run and gets one result, whatever fails or dies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from turnwise.actors.inference.function_engine import FunctionEngine
+from turnwise.actors.inference.named_engines import NamedEngines
+from turnwise.actors.inference.tools.tool import Tool
+from turnwise.actors.session.config import SessionConfig
+from turnwise.engines import agent_tool, tool
+from turnwise.errors import ConfigError
+from turnwise.memory.conversation.blocks import ToolResult, User
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
+from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.deliveries.agent_calls import agent_id
+from turnwise.memory.deliveries.records import Delivery
+from turnwise.testing.exhaust import exhaust
+from turnwise.testing.faults import Faults
+from turnwise.testing.scripted_engine import Pause, ScriptedAnswer, ScriptedEngine
+from turnwise.testing.world import World
+
+SLOW_S = 0.3
+
+RESEARCHER = agent_tool("researcher", engine="research", description="Finds things out.", memory="read", timeout_s=60.0)
+
+
+PAY = tool(lambda: "paid", name="pay", description="Pays.", approval=True)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+async def find_out(turn: Turn) -> AsyncIterator[str]:
+    """Answer after a while, with the task."""
+    await asyncio.sleep(SLOW_S)
+    (task,) = (block.text for block in turn.asked if isinstance(block, User))
+    if task == "fail":
+        raise ValueError("no such thing")
+    yield f"about {task}"
+
+
+def asks(*tasks: str) -> ScriptedAnswer:
+    return [("researcher", {"task": task}) for task in tasks]
+
+
+class Team:
+    """A session that calls agents, and their sessions, each in a process of its own."""
+
+    def __init__(
+        self,
+        script: Sequence[ScriptedAnswer],
+        faults: Faults | None = None,
+        tools: Sequence[Tool] = (RESEARCHER,),
+        engines: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.faults = faults or Faults()
+        lead = ScriptedEngine(script, tools=tools)
+        self.settings: dict[str, Any] = {
+            "engine": NamedEngines({"lead": lead, "research": FunctionEngine(find_out), **(engines or {})}),
+            "config": SessionConfig(cancel_grace_s=0.1, idle_s=1e9, on_lost="resume", max_resumes=9, **settings),
+        }
+        self.lead = World(self.faults, session_id="lead", **self.settings)
+        self.store = self.lead.store.inner
+        self.worlds = {"lead": self.lead}
+
+    async def begin(self) -> Team:
+        await self.lead.create()
+        await self.lead.start("go")
+        return self
+
+    def of(self, session_id: str) -> World:
+        if session_id not in self.worlds:
+            self.worlds[session_id] = World(self.faults, session_id=session_id, store=self.store, **self.settings)
+        return self.worlds[session_id]
+
+    async def receive(self, delivery: Delivery) -> None:
+        of = (delivery.session_id, delivery.key, delivery.delivery_id, delivery.revision)
+        await self.of(delivery.addressee.session_id).ask("inbox.receive", *of)
+
+    async def dispatch(self, until: Callable[[], Any]) -> None:
+        """Hand over deliveries until a condition holds; processes that died come back, as on a cluster."""
+        for _ in range(10_000):
+            for delivery in await self.store.deliveries():
+                await self.receive(delivery)
+            for world in list(self.worlds.values()):
+                await world.ask("transactor.activate")
+            if await until():
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError("it did not happen in time")
+
+    async def has_ended(self) -> bool:
+        return not any(run.is_open for run in await self.runs()) and not await self.store.deliveries()
+
+    async def runs(self) -> list[RunRecord]:
+        keys = [session.key for session in await self.store.query()]
+        return [run for key in keys for run in await self.store.runs(key)]
+
+    async def agent_runs(self) -> list[RunRecord]:
+        return [run for run in await self.runs() if run.session_id != "lead"]
+
+    async def results(self) -> list[tuple[str, bool]]:
+        """Return the results of the lead's calls: their texts, and whether they are errors."""
+        latest = await self.lead.ask("reads.latest")
+        return [(block.text, block.is_error) for block in latest.output if isinstance(block, ToolResult)]
+
+
+async def is_waiting(team: Team) -> bool:
+    return bool((await team.store.run("go")).state == "awaiting_approval")
+
+
+@pytest.mark.virtual_time
+async def test_a_call_begins_a_run_in_a_session_of_its_own_and_gets_its_answer() -> None:
+    team = await Team([asks("boats"), "done"]).begin()
+    await team.dispatch(team.has_ended)
+    assert await team.results() == [("about boats", False)]
+    (run,) = await team.agent_runs()
+    (call_id,) = (await team.store.run("go")).calls
+    assert run.run_id == run.session_id == agent_id("go", call_id)
+    assert (run.parent, run.timeout_s) == ("go", 60.0)
+    session = await team.store.get(run.session_key)
+    assert (session.agent, session.engine, session.memory) == ("researcher", "research", "read")
+    assert (session.called_by, session.depth) == ("lead", 1)
+    assert (await team.store.run("go")).state == "completed"
+
+
+@pytest.mark.virtual_time
+async def test_the_caller_waits_without_a_process() -> None:
+    team = await Team([asks("boats"), "done"]).begin()
+    await team.dispatch(lambda: is_waiting(team))
+    assert await team.lead.ask("reads.pending", "go") == [], "nobody has to decide"
+    assert not team.lead.core.ownership.has_runs
+    team.lead.kill()
+    await team.dispatch(team.has_ended)
+    assert await team.results() == [("about boats", False)]
+
+
+@pytest.mark.virtual_time
+async def test_who_waits_for_a_decision_does_not_hear_of_a_call_of_an_agent() -> None:
+    team = await Team([[("pay", {}), ("researcher", {"task": "boats"})], "done"], tools=[RESEARCHER, PAY]).begin()
+    outcome = await team.lead.ask("reads.wait", "go", until="settled")
+    assert [call.name for call in await team.lead.ask("reads.pending", "go")] == ["pay"]
+    assert outcome.run.state == "awaiting_approval" and not outcome.run.awaits_agents
+    (pending,) = await team.lead.ask("reads.pending", "go")
+    await team.lead.decide("go", pending.call_id, ApprovalDecision(verdict="rejected"))
+    settled = asyncio.create_task(team.lead.ask("reads.wait", "go", until="settled"))
+    await asyncio.sleep(5.0)
+    assert not settled.done() and (await team.store.run("go")).awaits_agents
+    await team.dispatch(team.has_ended)
+    assert (await settled).run.state == "completed"
+
+
+@pytest.mark.virtual_time
+async def test_agents_of_one_answer_work_at_once() -> None:
+    team = await Team([asks("a", "b", "c"), "done"]).begin()
+    before = asyncio.get_running_loop().time()
+    await team.dispatch(team.has_ended)
+    assert asyncio.get_running_loop().time() - before < 2.5 * SLOW_S
+    assert await team.results() == [("about a", False), ("about b", False), ("about c", False)]
+
+
+@pytest.mark.virtual_time
+async def test_an_agent_that_fails_is_an_error_result() -> None:
+    team = await Team([asks("fail"), "done"]).begin()
+    await team.dispatch(team.has_ended)
+    ((text, is_error),) = await team.results()
+    assert is_error and "failed" in text and "no such thing" in text
+
+
+@pytest.mark.virtual_time
+async def test_an_agent_whose_engine_is_missing_is_an_error_result() -> None:
+    nobody = agent_tool("researcher", engine="nobody", description="Finds things out.")
+    team = await Team([asks("boats"), "done"], tools=[nobody]).begin()
+    await team.dispatch(team.has_ended)
+    ((text, is_error),) = await team.results()
+    assert is_error and "'nobody'" in text and await team.agent_runs() == []
+
+
+@pytest.mark.virtual_time
+async def test_a_task_that_is_none_begins_no_run() -> None:
+    team = await Team([asks(" "), "done"]).begin()
+    await team.dispatch(team.has_ended)
+    assert (await team.results())[0][1] and len(await team.store.query()) == 1
+
+
+@pytest.mark.virtual_time
+async def test_too_many_or_too_deep_calls_are_refused() -> None:
+    few = agent_tool("researcher", engine="research", description="Finds things out.", max_calls=2)
+    team = await Team([asks("a", "b", "c"), asks("d"), "done"], tools=[few]).begin()
+    await team.dispatch(team.has_ended)
+    assert [is_error for _, is_error in await team.results()] == [False, False, True, True]
+    assert len(await team.agent_runs()) == 2
+    again = agent_tool("researcher", engine="again", description="Calls another.", max_depth=2)
+    deep = ScriptedEngine([asks("deeper"), "that is all"], tools=[again])
+    team = await Team([asks("deep"), "done"], tools=[again], engines={"again": deep}).begin()
+    await team.dispatch(team.has_ended)
+    depths = [session.depth for session in await team.store.query()]
+    assert sorted(depths) == [0, 1, 2] and await team.results() == [("that is all", False)]
+
+
+@pytest.mark.virtual_time
+async def test_a_cancel_reaches_all_agents_below() -> None:
+    again = agent_tool("researcher", engine="again", description="Calls another.")
+    below = agent_tool("researcher", engine="slow", description="Never answers.")
+    engines = {
+        "again": ScriptedEngine([asks("deeper"), "never"], tools=[below]),
+        "slow": ScriptedEngine([[Pause(math.inf)]]),
+    }
+    team = await Team([asks("deep", "deep too"), "done"], tools=[again], engines=engines).begin()
+
+    async def all_work() -> bool:
+        return [run.state for run in await team.agent_runs()].count("running") == 2
+
+    await team.dispatch(all_work)
+    assert len(await team.agent_runs()) == 4
+    await team.lead.cancel("go")
+    team.lead.kill()
+    await team.dispatch(team.has_ended)
+    assert {run.state for run in await team.runs()} == {"cancelled"}
+
+
+@pytest.mark.virtual_time
+async def test_a_call_that_is_cancelled_before_its_agent_begins_begins_none() -> None:
+    team = await Team([asks("boats"), "done"]).begin()
+    while not await is_waiting(team):
+        await asyncio.sleep(0.01)
+    begin, *_ = await team.store.deliveries()
+    await team.lead.cancel("go")
+    deliveries = await team.store.deliveries()
+    assert sorted(delivery.kind for delivery in deliveries) == ["cancel", "prompt"]
+    await team.receive(begin)
+    await team.dispatch(team.has_ended)
+    assert await team.agent_runs() == []
+
+
+@pytest.mark.virtual_time
+async def test_a_result_for_which_nobody_waits_changes_nothing() -> None:
+    team = await Team([asks("boats"), "done"]).begin()
+    await team.dispatch(lambda: is_waiting(team))
+    ((call_id, _),) = (await team.store.run("go")).calls.items()
+    await team.lead.decide("go", call_id, ApprovalDecision(verdict="rejected", text="never mind"))
+    await team.dispatch(team.has_ended)
+    assert await team.results() == [("rejected: never mind", True)]
+
+
+def test_the_settings_of_an_agent_are_checked() -> None:
+    settings: tuple[dict[str, Any], ...] = ({"timeout_s": 0.0}, {"max_depth": 0}, {"max_calls": 0}, {"name": "a b"})
+    for setting in settings:
+        with pytest.raises(ConfigError):
+            agent_tool(**{"name": "researcher", "description": "Finds things out.", **setting})
+
+
+def test_agents_are_called_once_whatever_fails_or_dies() -> None:
+    """A commit that fails, one that is stored with its answer lost, a kill of any process at each step."""
+
+    async def life(faults: Faults) -> None:
+        team = await Team([asks("a", "b"), "done"], faults).begin()
+        await team.dispatch(team.has_ended)
+        assert await team.results() == [("about a", False), ("about b", False)]
+        assert [run.state for run in await team.runs()] == ["completed"] * 3
+        assert len(await team.store.query()) == 3
+        for world in team.worlds.values():
+            (await world.audit()).check()
+
+    struck = exhaust(life)
+    assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck
+
+
+def test_a_cancelled_team_ends_whatever_fails_or_dies() -> None:
+    slow = agent_tool("researcher", engine="slow", description="Never answers.")
+
+    async def life(faults: Faults) -> None:
+        engines = {"slow": ScriptedEngine([[Pause(math.inf)]])}
+        team = await Team([asks("a"), "done"], faults, tools=[slow], engines=engines).begin()
+
+        async def works() -> bool:
+            return bool(await team.agent_runs())
+
+        await team.dispatch(works)
+        await team.lead.cancel("go")
+        await team.dispatch(team.has_ended)
+        assert [run.state for run in await team.runs()] == ["cancelled"] * 2
+
+    struck = exhaust(life)
+    assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck

@@ -287,16 +287,13 @@ class RunTool(Body):
         return external_tool(self.name, self.description, plain)
 
 
-class RunOptions(Body):
-    """What to run, and how."""
+class LaterRunOptions(Body):
+    """What to run, and how: now, or later by a schedule."""
 
-    model_config = example(prompt="Which museums are open on Monday?", labels={"source": "web"}, timeout_s=120)
     bounds: ClassVar[Bounds] = {**PROMPT_BOUNDS, "tools": ("MAX_TOOLS", MAX_TOOLS), "labels": ("MAX_NAMES", MAX_NAMES)}
 
     prompt: TextOrBlocks | None = None
     """If omitted, the prompts that were appended are run."""
-    turn_id: str | None = None
-    """Your id of the turn, unique in the session."""
     parent: str | None = None
     """The run on whose behalf this one is started."""
     if_busy: IfBusy = "reject"
@@ -326,7 +323,7 @@ class RunOptions(Body):
     """Tools for this run alone; results of their calls come by `/v1/runs/{run_id}/provide`."""
 
     async def options(self) -> dict[str, Any]:
-        """Return the options of `Session.run`. Tools are checked by a thread, since that may take long.
+        """Return the options of the run. Tools are checked by a thread, since that may take long.
 
         Raises:
             InvalidInputError: the schema of a tool cannot be used.
@@ -334,10 +331,23 @@ class RunOptions(Body):
         tools = None
         if self.tools is not None:
             tools = await asyncio.to_thread(lambda tools: [tool.as_tool() for tool in tools], self.tools)
-        return {name: getattr(self, name) for name in _RUN_OPTIONS} | {"tools": tools}
+        return {name: getattr(self, name) for name in _LATER_RUN_OPTIONS} | {"tools": tools}
 
 
-_RUN_OPTIONS = [name for name in RunOptions.model_fields if name not in ("prompt", "tools")]
+_LATER_RUN_OPTIONS = [name for name in LaterRunOptions.model_fields if name not in ("prompt", "tools")]
+
+
+class RunOptions(LaterRunOptions):
+    """What to run, and how."""
+
+    model_config = example(prompt="Which museums are open on Monday?", labels={"source": "web"}, timeout_s=120)
+
+    turn_id: str | None = None
+    """Your id of the turn, unique in the session."""
+
+    async def options(self) -> dict[str, Any]:
+        """Return the options of `Session.run`; see `LaterRunOptions.options`."""
+        return {**await super().options(), "turn_id": self.turn_id}
 
 
 class RunOnce(RunOptions):

@@ -12,11 +12,11 @@ from turnwise.cli.chat import ChatCommand, chat
 from turnwise.cli.common import Command, Commands
 from turnwise.cli.console import console
 from turnwise.cli.doctor import doctor
-from turnwise.cli.listing import ls, runs, usage
+from turnwise.cli.listing import ls, runs, schedules, usage
 from turnwise.cli.mcp import mcp
 from turnwise.cli.memory import memory
 from turnwise.cli.serve import serve
-from turnwise.cli.session_control import approve, cancel, end, fork, reject, rm
+from turnwise.cli.session_control import approve, cancel, end, fork, reject, rm, schedule, unschedule
 from turnwise.cli.show import show
 from turnwise.cli.tail import tail
 from turnwise.cli.top import top
@@ -30,7 +30,7 @@ app = typer.Typer(
 )
 
 app.command(cls=ChatCommand)(chat)
-for command in (ls, show, runs, usage, cancel, approve, reject, end, rm, fork, export):
+for command in (ls, show, runs, schedules, usage, schedule, unschedule, cancel, approve, reject, end, rm, fork, export):
     app.command(cls=Command)(command)
 app.command("import", cls=Command)(import_)
 app.command(cls=Command)(sweep)

@@ -54,7 +54,12 @@ async def added(client: httpx.AsyncClient, status: int = 201, **body: Any) -> di
 
 async def test_a_schedule_is_added_listed_changed_and_cancelled(url: str) -> None:
     async with service(url) as client:
-        body = {"prompt": ["What", "is new?"], "cron": "0 9 * * MON-FRI", "timezone": "Europe/Lisbon", "key": "a/b"}
+        body: dict[str, Any] = {
+            "prompt": ["What", "is new?"],
+            "cron": "0 9 * * MON-FRI",
+            "timezone": "Europe/Lisbon",
+            "key": "a/b",
+        }
         body |= {"instructions": "Be short.", "labels": {"a": "b"}, "missed": "skip", "if_busy": "drop"}
         answer = await client.post(SCHEDULES, json=body)
         news = answer.json()
@@ -200,7 +205,8 @@ async def test_bad_input_is_refused_and_nothing_is_stored(tmp_path: Path) -> Non
             for path in (SCHEDULES, "/v1/schedules"):
                 assert (await client.get(f"{path}?{query}")).status_code == 422, query
         await added(client, key="tea")
-        for change in ({"labels": {"a": "b"}}, {"key": "other"}, {"timezone": "UTC"}, {"prompt": []}):
+        changes: list[dict[str, Any]] = [{"labels": {"a": "b"}}, {"key": "other"}, {"timezone": "UTC"}, {"prompt": []}]
+        for change in changes:
             answer = await client.patch(f"{SCHEDULES}/tea", json=change)
             assert answer.status_code == (200 if change == {"prompt": []} else 422), (change, answer.text)
         await client.post(f"{CHAT}/end")
@@ -212,7 +218,11 @@ async def test_tools_and_types_of_answers_are_kept(tmp_path: Path) -> None:
     async with service(f"sqlite:///{tmp_path}/chats.db") as client:
         parameters = {"type": "object", "properties": {"precise": {"type": "boolean"}}}
         output = {"type": "object", "properties": {"name": {"type": "string"}}}
-        body = {"tools": [{"name": "locate", "parameters": parameters}], "output": output, "timeout_s": 60}
+        body: dict[str, Any] = {
+            "tools": [{"name": "locate", "parameters": parameters}],
+            "output": output,
+            "timeout_s": 60,
+        }
         schedule = await added(client, **body)
         assert schedule["options"]["tools"]["locate"] and schedule["options"]["output"]["schema"]["type"] == "object"
         assert schedule["options"]["timeout_s"] == 60.0

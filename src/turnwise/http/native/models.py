@@ -288,7 +288,7 @@ class RunTool(Body):
 
 
 class LaterRunOptions(Body):
-    """What to run, and how: now, or later by a schedule."""
+    """What to run and how, as a run that begins now and a schedule have it."""
 
     bounds: ClassVar[Bounds] = {**PROMPT_BOUNDS, "tools": ("MAX_TOOLS", MAX_TOOLS), "labels": ("MAX_NAMES", MAX_NAMES)}
 
@@ -331,10 +331,7 @@ class LaterRunOptions(Body):
         tools = None
         if self.tools is not None:
             tools = await asyncio.to_thread(lambda tools: [tool.as_tool() for tool in tools], self.tools)
-        return {name: getattr(self, name) for name in _LATER_RUN_OPTIONS} | {"tools": tools}
-
-
-_LATER_RUN_OPTIONS = [name for name in LaterRunOptions.model_fields if name not in ("prompt", "tools")]
+        return {name: getattr(self, name) for name in _RUN_OPTIONS if hasattr(self, name)} | {"tools": tools}
 
 
 class RunOptions(LaterRunOptions):
@@ -345,16 +342,17 @@ class RunOptions(LaterRunOptions):
     turn_id: str | None = None
     """Your id of the turn, unique in the session."""
 
-    async def options(self) -> dict[str, Any]:
-        """Return the options of `Session.run`; see `LaterRunOptions.options`."""
-        return {**await super().options(), "turn_id": self.turn_id}
+
+_RUN_OPTIONS = [name for name in RunOptions.model_fields if name not in ("prompt", "tools")]
 
 
-class RunOnce(RunOptions):
+class RunOnce(LaterRunOptions):
     """What to run without a session, and how."""
 
     model_config = example(prompt="Translate 'museum' into Norwegian.")
 
+    turn_id: str | None = None
+    """Your id of the turn."""
     agent: str | None = None
     """The agent that the engine and its tools are told."""
     metadata: JsonObject | None = None

@@ -250,6 +250,12 @@ async def schedules(reader: Reader, cursor: str | None, limit: int) -> Page[Deli
     return await reader.reads.deliveries(cursor, limit)
 
 
+@reads()
+async def get_schedule(reader: Reader, key: str) -> Delivery:
+    """Return the session's delivery with this key."""
+    return await reader.reads.delivery(key)
+
+
 @changes(needs_engine=True)  # it checks the prompts by the engine that will answer them
 async def schedule(
     service: SessionService,

@@ -24,6 +24,7 @@ TurnwiseError
 │   ├── ThreadNotFoundError    no such thread of LangGraph's
 │   ├── CheckpointNotFoundError
 │   └── NoMemoryError          the session has no memory of this kind
+├── TooManySchedulesError      a service lets its user have no more schedules
 ├── SessionExistsError
 ├── ThreadExistsError          a thread of LangGraph's has this id
 ├── CheckpointInUseError       another checkpoint is rebuilt from it; nothing was deleted
@@ -309,6 +310,18 @@ class WebhookNotFoundError(NotFoundError):
 
     message = "the store has no webhook {webhook_id!r}: it was deleted, or never added; manager.webhooks() lists them"
     webhook_id: str
+
+
+class TooManySchedulesError(TurnwiseError):
+    """A user has as many schedules as a service lets a user have; nothing was stored."""
+
+    message = (
+        "session {session_id!r} gets no further schedule: all sessions of its user together have as many as "
+        "{limit}={value} allows; cancel one, or raise this setting of the service"
+    )
+    session_id: str
+    limit: str
+    value: int
 
 
 class SessionExistsError(TurnwiseError):

@@ -88,7 +88,7 @@ async def names(client: Client) -> set[str]:
 def test_a_client_over_stdio_sees_only_its_users_sessions_and_memories(store: str, memory: str) -> None:
     async def main() -> None:
         async with Client(served(store, "--user", "ann", "--read-only", "--memory", memory)) as client:
-            assert await names(client) == {"list_sessions", "show_session", "recall"}
+            assert await names(client) == {"list_sessions", "show_session", "list_schedules", "recall"}
             page = await called(client, "list_sessions")
             assert {session["session_id"] for session in page["sessions"]} == {"chat", "mine"}
             first = await called(client, "list_sessions", limit=1)
@@ -144,6 +144,51 @@ def test_prompts_are_answered_and_memories_saved_where_no_ray_runs(tmp_path: Pat
             assert await called(bob, "recall", query="Who likes tea?") == []
         async with Client(of("ann")) as ann:
             assert (await called(ann, "recall", query="Who likes tea?"))[0]["text"] == "Ann likes tea"
+
+    asyncio.run(main())
+
+
+def test_a_client_sets_lists_and_cancels_schedules_of_its_user(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/chats.db"
+
+    def of(user: str) -> StdioServerParameters:
+        return served(store, "--user", user, "--demo", RAY_TMPDIR=str(tmp_path))
+
+    async def main() -> None:
+        async with Client(of("ann")) as ann:
+            session_id = (await called(ann, "send", prompt="Hello"))["session_id"]
+            line = {"cron": "0 9 * * MON-FRI", "timezone": "Europe/Lisbon", "until": "2090-01-01T00:00:00Z"}
+            news = await called(ann, "set_schedule", session_id=session_id, prompt="What is new?", key="news", **line)
+            assert news["recurs"] == "0 9 * * MON-FRI Europe/Lisbon until 2090-01-01 00:00:00 UTC"
+            assert (news["key"], news["prompt"], news["attempts"], news["why"]) == ("news", "What is new?", 0, "")
+            once = await called(
+                ann, "set_schedule", session_id=session_id, prompt="Tea", at="2090-05-01T09:00:00+02:00"
+            )
+            assert (once["next"], once["recurs"]) == ("2090-05-01T07:00:00+00:00", "")
+            page = await called(ann, "list_schedules", session_id=session_id)
+            assert {line["key"] for line in page["schedules"]} == {"news", once["key"]}
+            assert await called(ann, "cancel_schedule", session_id=session_id, key=once["key"]) is True
+            page = await called(ann, "list_schedules", session_id=session_id)
+            assert page["schedules"] == [news] and page["now"] < news["next"]
+            for wrong, reason in (
+                ({}, "pass at, after_s, every_s or cron"),
+                ({"at": "tomorrow"}, "2030-05-01T09:00:00+02:00"),
+                ({"cron": "0 9 * *"}, "five fields"),
+            ):
+                assert reason in await refused(ann, "set_schedule", session_id=session_id, prompt="x", **wrong)
+        async with Client(of("bob")) as bob:
+            assert (await called(bob, "list_schedules"))["schedules"] == []
+            for name, more in (
+                ("list_schedules", {}),
+                ("set_schedule", {"prompt": "x", "after_s": 60}),
+                ("cancel_schedule", {"key": "news"}),
+            ):
+                refusal = await refused(bob, name, session_id=session_id, **more)
+                assert f"there is no session '{session_id}'" in refusal
+        async with Client(of("ann")) as ann:
+            assert (await called(ann, "list_schedules"))["schedules"] == [news]
+            assert await called(ann, "cancel_schedule", session_id=session_id, key="news") is True
+            assert await called(ann, "cancel_schedule", session_id=session_id, key="news") is False
 
     asyncio.run(main())
 

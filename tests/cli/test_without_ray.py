@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from filled import filled, turnwise
+from filled import filled, rows, turnwise
 
 from servers.served import served
 from turnwise.actors.client.blocking.manager import SessionManager
@@ -102,6 +102,44 @@ def test_each_command_works_and_imports_nothing_of_ray(commands: Commands, tmp_p
     assert commands.end() == 0, "nothing of Ray was imported"
 
 
+def test_schedules_are_added_listed_and_cancelled(commands: Commands, tmp_path: Path) -> None:
+    store, of_ann = filled(f"sqlite:///{tmp_path}/store.db"), ("--user", "ann")
+
+    def run(*words: str) -> str:
+        code, output, errors = commands.run(*words)
+        assert (code, errors) == (0, ""), (words, output, errors)
+        return output
+
+    line = ("--cron", "0 9 * * MON-FRI", "--timezone", "Europe/Lisbon")
+    assert run("schedule", store, "chat", "What is\nnew?", *line, "--key", "news", *of_ann) == "news\n"
+    at = ("--at", "2090-05-01T09:00:00+02:00", "--missed", "skip", "--if-busy", "drop")
+    added = json.loads(run("schedule", store, "mine", "Hello", *at, *of_ann, "--json"))
+    assert (added["occurs_at"], added["missed"], added["if_busy"]) == (3_797_305_200.0, "skip", "drop")
+    listed = {row["schedule"]: row for row in rows(run("schedules", store))}
+    assert listed["news"]["recurs"] == "0 9 * * MON-FRI Europe/Lisbon" and listed["news"]["prompt"] == "What is new?"
+    assert listed["news"]["user"] == "ann" and listed["news"]["attempts"] == listed["news"]["why"] == ""
+    assert listed[added["key"]]["next"] == "2090-05-01 07:00:00 UTC"
+    assert [row["schedule"] for row in rows(run("schedules", store, "chat", *of_ann))] == ["news"]
+    assert rows(run("schedules", store, "--user", "bob")) == []
+    assert json.loads(run("schedules", store, "mine", *of_ann, "--json")) == {"items": [added], "cursor": None}
+    assert run("unschedule", store, "chat", "news", *of_ann) == "schedule news of session chat is cancelled\n"
+    assert [row["schedule"] for row in rows(run("schedules", store))] == [added["key"]]
+
+    for words, reason in (
+        (["unschedule", store, "mine", added["key"][:-1], *of_ann], f"did you mean '{added['key']}'?"),
+        (["unschedule", store, "mine", added["key"]], "give --user ann"),
+        (["schedule", store, "chat", "x", *of_ann], "pass at, after_s, every_s or cron"),
+        (["schedule", store, "chat", "x", "--at", "tomorrow", *of_ann], "2030-05-01T09:00:00+02:00"),
+        (["schedule", store, "chat", "x", "--cron", "0 9 * *", *of_ann], "five fields"),
+        (["schedule", store, "empty", "x", "--after", "5"], "has ended"),
+        (["schedule", store, "long", "x", "--after", "5"], "here is no engine to go on with them"),
+        (["schedules", store, "nothing"], "there is no session"),
+    ):
+        code, _, errors = commands.run(*words)
+        assert code == 1 and errors.startswith("error: ") and reason in errors, (words, errors)
+    assert commands.end() == 0, "nothing of Ray was imported"
+
+
 def test_decisions_need_a_program_with_the_engine(commands: Commands, tmp_path: Path) -> None:
     store = filled(f"sqlite:///{tmp_path}/store.db")
     for words in (["approve", "money", "--user", "bob"], ["fork", "long"], ["rm", "-y", "long"]):
@@ -128,7 +166,14 @@ with SessionManager(sys.argv[1], engine=EchoEngine(), placement=InProcess()) as 
     with subprocess.Popen([sys.executable, "-c", script, store], env=ray_free, text=True, **pipes) as program:  # type: ignore[call-overload]
         assert program.stdout.readline() == "open\n"
         assert "talk" in commands.run("ls", store)[1] and "hello" in commands.run("show", store, "talk")[1]
-        for words in (["cancel", "talk"], ["end", "talk"], ["rm", "-y", "talk"], ["fork", "talk"]):
+        for words in (
+            ["cancel", "talk"],
+            ["end", "talk"],
+            ["rm", "-y", "talk"],
+            ["fork", "talk"],
+            ["schedule", "talk", "x", "--after", "9"],
+            ["unschedule", "talk", "x"],
+        ):
             code, _, errors = commands.run(words[0], store, *words[1:])
             assert code == 1 and f"process {program.pid} on " in errors and "use that program" in errors, errors
         code, _, errors = commands.run("chat", store, "--demo")

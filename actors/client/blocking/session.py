@@ -48,7 +48,7 @@ from turnwise.actors.client.shared.run_options import (
     takes_long,
     with_records,
 )
-from turnwise.actors.client.shared.schedule_times import when_of
+from turnwise.actors.client.shared.schedule_times import repeatable_id, when_of
 from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.wire import PackedTurn, SessionInfo, SessionRef
@@ -350,6 +350,7 @@ class Session:
         until=Time | None,
         key=ScheduleKey | None,
         missed=Missed,
+        idempotency_key=IdempotencyKey | None,
     )
     def schedule(
         self,
@@ -362,6 +363,7 @@ class Session:
         until: float | None = None,
         key: str | None = None,
         missed: Missed = "run_once",
+        idempotency_key: str | None = None,
         **options: Unpack[LaterRunOptions],
     ) -> Delivery:
         """Start a run with these prompts later, once or again and again; return the schedule. Durable on return.
@@ -385,6 +387,8 @@ class Session:
                 the call may be repeated each time a program starts. A new id if omitted.
             missed: what becomes of occurrences that nobody could carry out in time: `run_once` begins one run for all
                 of them, `run_all` one for each, and `skip` none for those that are more than a minute late.
+            idempotency_key: identifies the call in its session, so that it may be repeated when its answer was lost:
+                a schedule that was added by this call before is not added again, also if it has been carried out.
             options: options of the runs; see `run`. `if_busy` is `enqueue` if omitted. With `drop` an occurrence at
                 which the session is busy is left out; with `reject` it is tried again until the session is free.
 
@@ -398,11 +402,12 @@ class Session:
         when = when_of(at=at, after_s=after_s, every_s=every_s, cron=cron, timezone=timezone, until=until)
         if when is None:
             raise InvalidInputError("at", None, "pass at, after_s, every_s or cron")
+        delivery_id = idempotency_key and repeatable_id(*self._ref.key, idempotency_key, key)
         return self._host.ask(
             verbs.schedule(
                 plain,
                 when,
-                delivery_id=new_id(),
+                delivery_id=delivery_id or new_id(),
                 key=key,
                 missed=missed,
                 if_busy=settings["if_busy"],
@@ -502,6 +507,15 @@ class Session:
         more. It stays until it is changed or cancelled.
         """
         return self._host.ask(verbs.schedules(cursor, limit))
+
+    @checked(key=ScheduleKey)
+    def get_schedule(self, key: str) -> Delivery:
+        """Return the schedule with this key.
+
+        Raises:
+            DeliveryNotFoundError: the session has no such schedule: it was carried out, or cancelled.
+        """
+        return self._host.ask(verbs.get_schedule(key))
 
     def latest(self) -> Turn | None:
         """Return the newest turn, pending prompts included; None if the session has no turns."""

@@ -1,6 +1,9 @@
-"""When a schedule is due, as callers say it."""
+"""When a schedule is due, as callers say it, and the id of one whose addition may be repeated."""
 
 from __future__ import annotations
+
+import hashlib
+import json
 
 from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.deliveries.schedules import Schedule, When
@@ -29,3 +32,9 @@ def when_of(
         return None
     schedule = Schedule(every_s=every_s, cron=cron, timezone=timezone or "UTC", until=until) if recurs else None
     return When(at=at, after_s=after_s, schedule=schedule)
+
+
+def repeatable_id(session_id: str, user_id: str, idempotency_key: str, key: str | None = None) -> str:
+    """Return the id of the delivery that a repeatable call of `Session.schedule` adds. Without `key`, it is its key."""
+    names = json.dumps([user_id, session_id, idempotency_key, key]).encode()
+    return hashlib.blake2b(names, digest_size=12).hexdigest()

@@ -12,6 +12,7 @@ from turnwise.actors.session.state.run_events import turn_key
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.window.summary_expansion import find, originals
 from turnwise.errors import (
+    DeliveryNotFoundError,
     InvalidInputError,
     RunNotFoundError,
     SessionRevertedError,
@@ -194,6 +195,18 @@ class SessionReads:
         """Return a page of the session's deliveries; see `page_of_deliveries`."""
         await self._source.look()
         return await page_of_deliveries(partial(self._journal.store.deliveries, **self.key._asdict()), cursor, limit)
+
+    async def delivery(self, key: str) -> Delivery:
+        """Return the session's delivery with this key.
+
+        Raises:
+            DeliveryNotFoundError: there is none.
+        """
+        await self._source.look()
+        delivery = await self._journal.store.delivery(self.key, key)
+        if delivery is None:
+            raise DeliveryNotFoundError(self.key.session_id, key)
+        return delivery
 
     async def session(self) -> SessionRecord:
         """Return the session's row as of its last commit."""

@@ -12,11 +12,11 @@ from turnwise.cli.chat.command import ChatCommand, chat
 from turnwise.cli.common import Command, Commands
 from turnwise.cli.console import console
 from turnwise.cli.doctor import doctor
-from turnwise.cli.listing import ls, runs, usage
+from turnwise.cli.listing import ls, runs, schedules, usage
 from turnwise.cli.mcp import mcp
 from turnwise.cli.memory import memory
 from turnwise.cli.serve import serve
-from turnwise.cli.session_control import approve, cancel, end, fork, reject, rm, say
+from turnwise.cli.session_control import approve, cancel, end, fork, reject, rm, say, schedule, unschedule
 from turnwise.cli.show import show
 from turnwise.cli.tail import tail
 from turnwise.cli.top import top
@@ -30,7 +30,8 @@ app = typer.Typer(
 )
 
 app.command(cls=ChatCommand)(chat)
-for command in (ls, show, runs, usage, say, cancel, approve, reject, end, rm, fork, export):
+changes = (say, schedule, unschedule, cancel, approve, reject, end, rm, fork)
+for command in (ls, show, runs, schedules, usage, *changes, export):
     app.command(cls=Command)(command)
 app.command("import", cls=Command)(import_)
 app.command(cls=Command)(sweep)

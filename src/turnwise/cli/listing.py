@@ -1,4 +1,4 @@
-"""`turnwise ls`, `runs` and `usage`: what there is in a store."""
+"""`turnwise ls`, `runs`, `schedules` and `usage`: what there is in a store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from turnwise.cli.common import (
     run,
 )
 from turnwise.cli.output import Cell, Column, note, print_json, print_table
-from turnwise.console.elements.text import ago, number
+from turnwise.console.elements.text import ago, moment, number
 from turnwise.errors import SessionNotFoundError
 
 if TYPE_CHECKING:
@@ -35,12 +35,16 @@ if TYPE_CHECKING:
     from turnwise.memory.conversation.runs import RunRecord, RunState
     from turnwise.memory.conversation.sessions import SessionRecord
     from turnwise.memory.conversation.usage import Usage
+    from turnwise.memory.deliveries.records import Delivery
     from turnwise.memory.stores.base import Page
 
 _LOOKS = 8
 """How many sessions are read at once."""
 
 _PAGE = 500
+
+_PROMPT_CHARS = 200
+"""How many characters of a schedule's prompt are shown."""
 
 _STYLES = {
     "running": "yellow",
@@ -191,6 +195,53 @@ def _run_row(record: RunRecord, now: float) -> list[Cell]:
         f"{spent.seconds:.1f}" if spent else "",
         ago(record.created_at, now),
         record.why or "",
+    ]
+
+
+def schedules(
+    store: Store,
+    session: Annotated[
+        str | None, typer.Argument(help="A session; all sessions if omitted.", autocompletion=complete_session)
+    ] = None,
+    *,
+    user: OfUser = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what sessions are to do later: when, what, how often it failed, and why."""
+    run(_schedules(store, session, user, {"limit": min(limit, _PAGE), "cursor": cursor}, as_json))
+
+
+async def _schedules(store: str, session: str | None, user: str | None, query: dict[str, Any], as_json: bool) -> None:
+    async with reading(store) as manager:
+        if session is None:
+            page = await manager.schedules(user_id=user, **query)
+        else:
+            page = await (await find_session(manager, session, user)).schedules(**query)
+    if as_json:
+        from turnwise.http.native.schedule_models import SchedulePage
+
+        print_json(SchedulePage.of(page))
+        return
+    names = ("schedule", "session", "user", "next", "recurs", "prompt", "attempts", "why")
+    columns = [Column(name, right=name == "attempts", cut=name in ("prompt", "why")) for name in names]
+    print_table(columns, list(map(_schedule_row, page)))
+    _note_more(page, "schedules")
+
+
+def _schedule_row(schedule: Delivery) -> list[Cell]:
+    from turnwise.memory.deliveries.texts import prompt_text_of, recurrence_of
+
+    return [
+        schedule.key,
+        schedule.session_id,
+        schedule.user_id,
+        ("given up", "red") if schedule.due_at is None else moment(schedule.due_at),
+        recurrence_of(schedule),
+        prompt_text_of(schedule, _PROMPT_CHARS),
+        number(schedule.attempts) if schedule.attempts else "",
+        schedule.why or "",
     ]
 
 

@@ -1,4 +1,4 @@
-"""`turnwise say`, `cancel`, `approve`, `reject`, `end`, `rm` and `fork`: what changes a session.
+"""What changes a session: `turnwise say`, `cancel`, `approve`, `reject`, `end`, `rm`, `fork`, `schedule`, `unschedule`.
 
 They reach the process that has the session, in the Ray that `RAY_ADDRESS` names, that has the SQLite file open, or that
 `ray start` has started on this machine. A session without a process gets one for the command in that Ray; where there
@@ -14,7 +14,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -61,6 +61,9 @@ Id = Annotated[
 Call = Annotated[str | None, typer.Argument(help="The call that waits; may be left out if only one does.")]
 
 RAY_ADDRESS = "RAY_ADDRESS"
+
+_LISTED = 1000
+"""Among how many schedules the nearest key is looked for."""
 
 _IDLE = "has no call that waits for a decision"
 
@@ -219,6 +222,79 @@ def fork(
     run(work())
 
 
+def schedule(
+    store: Store,
+    session: SessionId,
+    prompt: Annotated[str, typer.Argument(help="What each run begins with.")],
+    *,
+    at: Annotated[
+        str | None, typer.Option(help="Once, or first, at this time, such as 2030-05-01T09:00:00+02:00.")
+    ] = None,
+    after: Annotated[float | None, typer.Option(help="Or in so many seconds.")] = None,
+    every: Annotated[float | None, typer.Option(help="Again after each so many seconds.")] = None,
+    cron: Annotated[
+        str | None, typer.Option(help="Or at the times of a line of cron, such as '0 9 * * MON-FRI'.")
+    ] = None,
+    timezone: Annotated[str | None, typer.Option(help="The IANA name of cron's time zone; UTC if omitted.")] = None,
+    until: Annotated[str | None, typer.Option(help="The last time at which it recurs.")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Its name: if the session has a schedule of this name, it stays as it is.")
+    ] = None,
+    missed: Annotated[
+        Literal["run_once", "skip", "run_all"], typer.Option(help="What becomes of times that nobody was there for.")
+    ] = "run_once",
+    if_busy: Annotated[
+        Literal["enqueue", "drop", "reject"],
+        typer.Option(help="While a run is active: wait for its end; leave this time out; or try until it has ended."),
+    ] = "enqueue",
+    user: User = None,
+    history: History = None,
+    namespace: Namespace = "turnwise",
+    as_json: AsJson = False,
+) -> None:
+    """Have a session begin a run later: once, or again and again; print the schedule's key."""
+
+    async def work() -> None:
+        from turnwise.memory.deliveries.texts import time_of
+
+        first, last = (text and time_of(name, text) for name, text in (("at", at), ("until", until)))
+        place = _Place(store, user, history, namespace)
+        async with _acting(place, session, needs_engine=True) as (handle, _):
+            times: Any = {"at": first, "after_s": after, "every_s": every, "cron": cron, "until": last}
+            added = await handle.schedule(prompt, **times, timezone=timezone, key=key, missed=missed, if_busy=if_busy)
+        if as_json:
+            from turnwise.http.native.schedule_models import ScheduleShown
+
+            print_json(ScheduleShown.of(added))
+        else:
+            _report({}, added.key, as_json=False)
+
+    run(work())
+
+
+def unschedule(
+    store: Store,
+    session: SessionId,
+    key: Annotated[str, typer.Argument(help="The schedule, as `turnwise schedules` names it.")],
+    *,
+    user: User = None,
+    history: History = None,
+    namespace: Namespace = "turnwise",
+    as_json: AsJson = False,
+) -> None:
+    """Cancel a schedule for all times. A run that it has begun goes on."""
+
+    async def work() -> None:
+        async with _acting(_Place(store, user, history, namespace), session) as (handle, _):
+            if not await handle.cancel_schedule(key):
+                keys = [schedule.key for schedule in await handle.schedules(limit=_LISTED)]
+                raise missing(f"schedule of session {handle.id!r} with the key", key, keys)
+            fields = {"session_id": handle.id, "key": key, "cancelled": True}
+            _report(fields, f"schedule {key} of session {handle.id} is cancelled", as_json=as_json)
+
+    run(work())
+
+
 async def _decide(
     place: _Place,
     id: str,
@@ -296,12 +372,16 @@ def _object(text: str | None) -> dict[str, Any] | None:
 
 
 @asynccontextmanager
-async def _acting(place: _Place, id: str, *, may: str = "") -> AsyncIterator[tuple[AsyncSession, str | None]]:
+async def _acting(
+    place: _Place, id: str, *, may: str = "", needs_engine: bool = False
+) -> AsyncIterator[tuple[AsyncSession, str | None]]:
     """Yield a session that can be changed, and the run that `id` names, if it names one.
 
     Args:
         id: of the session or, for what is done to runs, of a run.
         may: what is done although the session has open runs that no process carries on: `cancel`, `decide` or `end`.
+        needs_engine: whether a process that is made for the command in a Ray is refused: what is scheduled there would
+            be answered by its engine, and it has none.
 
     Raises:
         TurnwiseError: there is no such session or run, or it cannot be changed from here; the message says how.
@@ -326,6 +406,11 @@ async def _acting(place: _Place, id: str, *, may: str = "") -> AsyncIterator[tup
             if attached is not None:
                 yield attached, run_id
                 return
+            if needs_engine:
+                raise TurnwiseError(
+                    f"no process of this Ray has session {session.id!r}, and here is no engine to answer in it: "
+                    "schedule it in the program that has its engine, or while it has the session"
+                )
             await _check_open_runs(session, may)
     await _check_rivals(place.store, placement)
     opened = AsyncSessionManager(place.store, engine=NoEngine(), history_store=place.history, overflow=None, **settings)

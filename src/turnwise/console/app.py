@@ -20,6 +20,7 @@ from turnwise.console.elements.style import STYLE
 from turnwise.console.pages.conversation import conversation_page
 from turnwise.console.pages.hosts import hosts_page
 from turnwise.console.pages.memories import memories_page
+from turnwise.console.pages.schedules import schedules_page
 from turnwise.console.pages.sessions import sessions_page
 from turnwise.console.pages.usage import usage_page
 from turnwise.errors import TurnwiseError
@@ -123,6 +124,7 @@ def _add_pages() -> None:
     ui.add_head_html(STYLE, shared=True)
     ui.page("/sessions")(sessions_page)
     ui.page("/session")(conversation_page)
+    ui.page("/schedules")(schedules_page)
     ui.page("/memories")(memories_page)
     ui.page("/usage")(usage_page)
     ui.page("/hosts")(hosts_page)

@@ -34,6 +34,9 @@ class HttpSettings(BaseSettings):
     """A stream that has been silent for so long sends a comment, so that proxies do not close it."""
     max_wait_s: float = Field(default=300.0, gt=0, le=MAX_SECONDS)
     """How long a request may wait for a run to end; then it is answered with the run as it is."""
+    max_schedules_per_user: int = Field(default=100, ge=1, le=MAX_COUNT)
+    """Schedules that all sessions of a user may have together; a request that adds one more is answered with 409.
+    Requests at the same moment may exceed it. What programs and models schedule counts, and is not refused."""
     models: tuple[str, ...] = ()
     """Models that requests of OpenAI's API may ask the first engine for, beside its own. A request that names a model
     that is neither here nor an engine's is answered with 404, so that nobody chooses what the key pays for."""

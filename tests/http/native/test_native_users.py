@@ -59,10 +59,11 @@ async def test_no_route_reaches_a_session_or_a_run_of_another_user(tmp_path: Pat
         await client.post("/v1/sessions", json={"id": "anns", "engine": "agent", "title": "Ann's"})
         item = (await client.post(f"{path}/memory", json={"text": "Ann loves trains."})).json()["id"]
         await client.put(f"{path}/notes", json={"content": "Ann's notes"})
+        await client.post(f"{path}/schedules", json={"prompt": "Ann's tea", "after_s": 3600, "key": "tea"})
         run_id, call_id = await waiting(client, path, tmp_path)
 
         async def state() -> list[Any]:
-            places = [path, *(f"{path}/{name}" for name in ("turns", "runs", "events", "memory", "notes"))]
+            places = [path, *(f"{path}/{name}" for name in ("turns", "runs", "events", "schedules", "memory", "notes"))]
             places += [f"/v1/runs/{run_id}", f"/v1/runs/{run_id}/pending"]
             return [(await client.get(place)).json() for place in places]
 
@@ -72,7 +73,7 @@ async def test_no_route_reaches_a_session_or_a_run_of_another_user(tmp_path: Pat
             body = {**example, "call_id": call_id} if "call_id" in (example or {}) else example
             answers = []
             for session, run in (("anns", run_id), ("nobodys", "nothing")):
-                place = pattern.format(session_id=session, run_id=run, item_id=item, place="0:0")
+                place = pattern.format(session_id=session, run_id=run, item_id=item, place="0:0", key="tea")
                 answer = await client.request(method, place, json=body, headers=BOB)
                 answers.append(answer.text.replace(session, "...").replace(run, "..."))
                 assert answer.status_code == 404, (method, place, answer.text)

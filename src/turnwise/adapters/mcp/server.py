@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import wraps
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 from pydantic import BaseModel, Field
 
 from turnwise.actors.client.open_for_run import open_for_run
+from turnwise.actors.client.schedule_room import check_room
 from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import RunEndedError, SessionNotFoundError, TurnwiseError, WaitTimeoutError
+from turnwise.memory.deliveries.texts import prompt_text_of, recurrence_of, time_of
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.values.ids import check_id, new_id
 
@@ -26,13 +29,21 @@ with framework("mcp", extra="mcp", tested="2.3"):
 if TYPE_CHECKING:
     from turnwise.actors.client.execution import AsyncExecutionHandle
     from turnwise.actors.client.manager import AsyncSessionManager
+    from turnwise.memory.deliveries.records import Delivery
     from turnwise.memory.longterm.base import LongTermMemory
 
 WAIT_S = 50.0
 """How long `send` waits for an answer by default, in seconds: many clients give up after a minute."""
 
+MAX_SCHEDULES = 100
+"""How many schedules a user may have by default."""
+
+_SHOWN_CHARS = 500
+"""How many characters of a schedule's prompt are shown."""
+
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 _ADDS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world_hint=False)
+_REMOVES = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False)
 
 Id = Annotated[str, Field(description="The id of a session, as list_sessions says.")]
 Count = Annotated[int, Field(ge=1, le=200)]
@@ -96,18 +107,47 @@ class Memory(BaseModel):
     score: float | None
 
 
-def mcp_server(manager: AsyncSessionManager, *, user_id: str, memory: LongTermMemory | None = None) -> MCPServer[Any]:
+class ScheduleLine(BaseModel):
+    """A schedule as `list_schedules` shows it."""
+
+    session_id: str
+    key: str
+    next: str | None
+    recurs: str
+    prompt: str
+    attempts: int
+    why: str
+
+
+class Schedules(BaseModel):
+    """A page of schedules."""
+
+    now: str
+    schedules: list[ScheduleLine]
+    cursor: str | None
+
+
+def mcp_server(
+    manager: AsyncSessionManager,
+    *,
+    user_id: str,
+    memory: LongTermMemory | None = None,
+    max_schedules: int = MAX_SCHEDULES,
+) -> MCPServer[Any]:
     """Return an MCP server with one user's sessions and, if `memory` is given, that user's memories.
 
-    Its tools are `list_sessions`, `show_session`, `send`, `recall` and `save`; those that change something are left out
-    if the manager is read-only. The user is this function's argument and no tool's, so no client reaches another's
-    session: such an id behaves like one that does not exist. Serve it with `run_stdio_async`, or mount
-    `streamable_http_app`. A client of the server acts as the user, so make it reachable for that user only.
+    Its tools are `list_sessions`, `show_session`, `send`, `list_schedules`, `set_schedule`, `cancel_schedule`, `recall`
+    and `save`; those that change something are left out if the manager is read-only. The user is this function's
+    argument and no tool's, so no client reaches another's session: such an id behaves like one that does not exist.
+    Serve it with `run_stdio_async`, or mount `streamable_http_app`. A client of the server acts as the user, so make it
+    reachable for that user only.
 
     Args:
         manager: enter it before the server runs, or let the first call connect it.
         user_id: the user whose sessions and memories they are.
         memory: where `recall` and `save` look and keep; give the manager the same, so that answers use it.
+        max_schedules: how many schedules all sessions of the user may have together; `set_schedule` adds no further
+            one.
 
     Raises:
         InvalidIdError: the user id is not a valid id.
@@ -118,10 +158,13 @@ def mcp_server(manager: AsyncSessionManager, *, user_id: str, memory: LongTermMe
         ", and what is remembered." if memory else "."
     )
     server: MCPServer[Any] = MCPServer("turnwise", instructions=instructions, log_level="WARNING")
-    for tool in (_list_sessions(manager, user_id), _show_session(manager, user_id)):
+    readers = _list_sessions(manager, user_id), _show_session(manager, user_id), _list_schedules(manager, user_id)
+    for tool in readers:
         server.add_tool(_with_tool_errors(tool), annotations=_READS)
     if may_write:
         server.add_tool(_with_tool_errors(_send(manager, user_id)), annotations=_ADDS)
+        server.add_tool(_with_tool_errors(_set_schedule(manager, user_id, max_schedules)), annotations=_ADDS)
+        server.add_tool(_with_tool_errors(_cancel_schedule(manager, user_id)), annotations=_REMOVES)
     if memory:
         server.add_tool(_with_tool_errors(_recall(memory, user_id)), annotations=_READS)
     if memory and may_write:
@@ -219,6 +262,88 @@ async def _waited(run: AsyncExecutionHandle, wait_s: float) -> tuple[str, str]:
         raise ToolError(f"{error}; what was kept: {error.turn.text!r}" if error.turn else str(error)) from error
     # A settled run that has not ended waits for decisions.
     return ("completed", turn.text) if turn.status == "completed" else ("awaiting_approval", "")
+
+
+def _list_schedules(manager: AsyncSessionManager, user_id: str) -> Callable[..., Awaitable[Schedules]]:
+    async def list_schedules(
+        session_id: Annotated[str | None, Field(description="Only of this session.")] = None,
+        limit: Count = 50,
+        cursor: str | None = None,
+    ) -> Schedules:
+        """List what sessions are to do later, and tell the time that it is now.
+
+        "next" is null where it was given up; "why" says why. A cursor of one page gets the next.
+        """
+        if session_id is None:
+            page = await manager.schedules(user_id=user_id, limit=limit, cursor=cursor)
+        else:
+            session = await manager.get(session_id, user_id=user_id)
+            page = await session.schedules(limit=limit, cursor=cursor)
+        return Schedules(now=_time(time.time()), schedules=list(map(_schedule_line, page)), cursor=page.cursor)
+
+    return list_schedules
+
+
+def _schedule_line(schedule: Delivery) -> ScheduleLine:
+    return ScheduleLine(
+        session_id=schedule.session_id,
+        key=schedule.key,
+        next=None if schedule.due_at is None else _time(schedule.occurs_at),
+        recurs=recurrence_of(schedule),
+        prompt=prompt_text_of(schedule, _SHOWN_CHARS),
+        attempts=schedule.attempts,
+        why=schedule.why or "",
+    )
+
+
+def _set_schedule(
+    manager: AsyncSessionManager, user_id: str, max_schedules: int
+) -> Callable[..., Awaitable[ScheduleLine]]:
+    async def set_schedule(
+        session_id: Id,
+        prompt: Annotated[str, Field(min_length=1, description="What the session's model is sent each time.")],
+        *,
+        at: Annotated[str | None, Field(description="Once, or first, at this time: 2030-05-01T09:00:00+02:00.")] = None,
+        after_s: Annotated[float | None, Field(ge=0, description="Or in so many seconds.")] = None,
+        every_s: Annotated[float | None, Field(ge=1, description="Again after each so many seconds.")] = None,
+        cron: Annotated[
+            str | None, Field(max_length=256, description="Or at the times of a line of cron: 0 9 * * MON-FRI.")
+        ] = None,
+        timezone: Annotated[
+            str | None, Field(max_length=256, description="The IANA name of cron's time zone; UTC if omitted.")
+        ] = None,
+        until: Annotated[str | None, Field(description="The last time at which it recurs.")] = None,
+        key: Annotated[
+            str | None, Field(description="Its name in the session: one of this name stays as it is.")
+        ] = None,
+    ) -> ScheduleLine:
+        """Have a session answer a prompt later, by itself: once, or again and again. list_schedules tells the time."""
+        session = await manager.get(session_id, user_id=user_id)
+        await check_room(manager, session, key, ("max_schedules", max_schedules))
+        added = await session.schedule(
+            prompt,
+            at=None if at is None else time_of("at", at),
+            after_s=after_s,
+            every_s=every_s,
+            cron=cron,
+            timezone=timezone,
+            until=None if until is None else time_of("until", until),
+            key=key,
+        )
+        return _schedule_line(added)
+
+    return set_schedule
+
+
+def _cancel_schedule(manager: AsyncSessionManager, user_id: str) -> Callable[..., Awaitable[bool]]:
+    async def cancel_schedule(
+        session_id: Id, key: Annotated[str, Field(description="The schedule's key, as list_schedules says.")]
+    ) -> bool:
+        """Cancel a schedule for all times; return whether there was one."""
+        session = await manager.get(session_id, user_id=user_id)
+        return await session.cancel_schedule(key)
+
+    return cancel_schedule
 
 
 def _recall(memory: LongTermMemory, user_id: str) -> Callable[..., Awaitable[list[Memory]]]:

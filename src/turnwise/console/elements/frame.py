@@ -17,7 +17,13 @@ from turnwise.errors import TurnwiseError
 from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.values.plain_text import plain
 
-PAGES = {"sessions": "Sessions", "memories": "Memories", "usage": "Usage", "hosts": "Hosts"}
+PAGES = {
+    "sessions": "Sessions",
+    "schedules": "Schedules",
+    "memories": "Memories",
+    "usage": "Usage",
+    "hosts": "Hosts",
+}
 """The pages in the navigation, by their path."""
 
 _THEMES = {"auto": None, "light": False, "dark": True}

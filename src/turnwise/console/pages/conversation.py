@@ -21,6 +21,7 @@ from turnwise.console.elements.text import moment, number
 from turnwise.console.pages.calls import MAX_CHARS, Calls
 from turnwise.console.pages.inspector import Inspector
 from turnwise.console.pages.live import Live
+from turnwise.console.pages.schedules import SessionSchedules
 from turnwise.errors import InvalidInputError, NoActiveRunError, NotFoundError, RunNotFoundError
 from turnwise.memory.conversation.turns import OPEN_STATUSES
 from turnwise.memory.conversation.views.chat_messages import ChatMessage
@@ -123,6 +124,7 @@ class _Conversation:
                     button("End", self._end)
                     button("Delete", self._delete, "bad")
         self._report = tag("div", "", aria_live="polite")
+        self._schedules = SessionSchedules(self._frame, self._session)
         with tag("div", "talk") as talk, tag("section", "turns", aria_label="Turns"):
             self._more = button("Show earlier messages", self._show_earlier, "hidden")
             self._list = tag("div")
@@ -152,6 +154,7 @@ class _Conversation:
         self._show_info(info)
         if info.session.revision != self._revision:
             await self._read(info)
+        await self._schedules.refresh()
         if info.active_run_id and info.active_run_id != self._followed:
             self._followed = info.active_run_id
             self._begin(self._follow(info.active_run_id))

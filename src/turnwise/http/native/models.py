@@ -295,16 +295,13 @@ class RunTool(Body):
         return external_tool(self.name, self.description, plain)
 
 
-class RunOptions(Body):
-    """What to run, and how."""
+class LaterRunOptions(Body):
+    """What to run and how, as a run that begins now and a schedule have it."""
 
-    model_config = example(prompt="Which museums are open on Monday?", labels={"source": "web"}, timeout_s=120)
     bounds: ClassVar[Bounds] = {**PROMPT_BOUNDS, "tools": ("MAX_TOOLS", MAX_TOOLS), "labels": ("MAX_NAMES", MAX_NAMES)}
 
     prompt: TextOrBlocks | None = None
     """If omitted, the prompts that were appended are run, or `instructions` alone."""
-    turn_id: str | None = None
-    """Your id of the turn, unique in the session."""
     parent: str | None = None
     """The run on whose behalf this one is started."""
     if_busy: IfBusy = "reject"
@@ -334,7 +331,7 @@ class RunOptions(Body):
     """Tools for this run alone; results of their calls come by `/v1/runs/{run_id}/provide`."""
 
     async def options(self) -> dict[str, Any]:
-        """Return the options of `Session.run`. Tools are checked by a thread, since that may take long.
+        """Return the options of the run. Tools are checked by a thread, since that may take long.
 
         Raises:
             InvalidInputError: the schema of a tool cannot be used.
@@ -342,17 +339,28 @@ class RunOptions(Body):
         tools = None
         if self.tools is not None:
             tools = await asyncio.to_thread(lambda tools: [tool.as_tool() for tool in tools], self.tools)
-        return {name: getattr(self, name) for name in _RUN_OPTIONS} | {"tools": tools}
+        return {name: getattr(self, name) for name in _RUN_OPTIONS if hasattr(self, name)} | {"tools": tools}
+
+
+class RunOptions(LaterRunOptions):
+    """What to run, and how."""
+
+    model_config = example(prompt="Which museums are open on Monday?", labels={"source": "web"}, timeout_s=120)
+
+    turn_id: str | None = None
+    """Your id of the turn, unique in the session."""
 
 
 _RUN_OPTIONS = [name for name in RunOptions.model_fields if name not in ("prompt", "tools")]
 
 
-class RunOnce(RunOptions):
+class RunOnce(LaterRunOptions):
     """What to run without a session, and how."""
 
     model_config = example(prompt="Translate 'museum' into Norwegian.")
 
+    turn_id: str | None = None
+    """Your id of the turn."""
     agent: str | None = None
     """The agent that the engine and its tools are told."""
     metadata: JsonObject | None = None

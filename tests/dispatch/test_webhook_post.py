@@ -115,12 +115,20 @@ async def test_what_does_not_answer_is_unreachable(monkeypatch: pytest.MonkeyPat
                 await post(f"http://a.example:{port}/", HEADERS, b"{}", allow_private=True)
             await post.close()
 
-    silent = await asyncio.start_server(lambda reader, writer: asyncio.sleep(5), "127.0.0.1", 0)
+    has_left = asyncio.Event()
+
+    async def keep_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        has_left.set()
+
+    silent = await asyncio.start_server(keep_silent, "127.0.0.1", 0)
     async with silent:
         post = leads_to("127.0.0.1")
         with pytest.raises(UnreachableError, match=r"did not answer within"):
             await post(f"http://a.example:{silent.sockets[0].getsockname()[1]}/", HEADERS, b"{}", allow_private=True)
         await post.close()
+        await has_left.wait()
 
 
 async def test_environment_proxies_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from turnwise.memory.stores.conformance import (
     records as contract_records,
     sessions as contract_sessions,
     suite as contract,
+    webhooks as contract_webhooks,
 )
 from turnwise.memory.stores.conformance.laws import Law, check_law
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -151,6 +152,7 @@ def test_the_laws_are_all_checks() -> None:
         contract_forks,
         contract_failures,
         contract_deliveries,
+        contract_webhooks,
     )
     checks = [value for part in parts for name, value in vars(part).items() if name.startswith("check_")]
     assert checks == list(contract.LAWS) and len(checks) > 40

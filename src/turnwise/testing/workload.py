@@ -6,7 +6,9 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
@@ -19,6 +21,7 @@ from turnwise.errors import (
     RunCancelledError,
     RunEndedError,
     RunInterruptedError,
+    RunNotFoundError,
     SessionBusyError,
     SessionLostError,
     StoreError,
@@ -27,6 +30,8 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.runs import IfBusy
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.deliveries.records import Delivery
+from turnwise.memory.values.records import replace
 from turnwise.testing.acknowledged import Acknowledged
 
 Answer = TypeVar("Answer")
@@ -39,6 +44,9 @@ PATIENCE_S = 10.0
 
 DUE_S = 1.0
 """When a scheduled prompt is due at the latest, in seconds."""
+
+ATTEMPTS = 20
+"""How many attempts at most are made between the last look at a schedule and its run."""
 
 SILENCE_S = 0.2
 """How long a run with `if_busy="debounce"` waits for silence, in seconds."""
@@ -137,10 +145,23 @@ class Caller:
         called_at = self._acknowledged.clock()
         options: dict[str, Any] = {"after_s": self._dice.random() * DUE_S, "key": prompt}
         options["timeout_s"] = self._workload.run_timeout_s
-        await self._repeat(lambda: session.schedule(prompt, **options))
-        while prompt in [scheduled.key for scheduled in await self._repeat(session.schedules)]:  # noqa: ASYNC110 - no event
+        schedule = await self._repeat(lambda: session.schedule(prompt, **options))
+        while waiting := [other for other in await self._repeat(session.schedules) if other.key == prompt]:
+            schedule = waiting[0]
             await asyncio.sleep(AGAIN_S)
-        self._acknowledged.stored(session.id, [prompt], called_at)
+        run = await self._begun(session, schedule)
+        about: dict[str, Any] = {"run_id": run.run_id, "turn_index": run.turn_index} if run else {}
+        self._acknowledged.stored(session.id, [prompt], called_at, **about)
+        if run:
+            await self._wait(run)
+
+    async def _begun(self, session: AsyncSession, schedule: Delivery) -> AsyncExecutionHandle | None:
+        """Return the run that a schedule has begun; None if there is none. Each attempt that failed has another id."""
+        for revision in range(schedule.revision, schedule.revision + ATTEMPTS):
+            run_id = replace(schedule, revision=revision).run_id
+            with suppress(RunNotFoundError):
+                return await self._repeat(partial(session.execution, run_id))
+        return None
 
     async def _run(self, session: AsyncSession, prompt: str) -> None:
         called_at = self._acknowledged.clock()

@@ -3,8 +3,8 @@
 python tests/lanes.py [--more | --newest] [arguments of pytest]
 
 `make test` runs all files but those of `MORE`, and `make test-more` runs these. `make test-newest` runs what of the
-former needs no Ray and searches nothing, and `END_TO_END`. One lane begins with the tests that need a Ray, which wait a
-lot; a lane that has none left helps with the rest. If the arguments name files, there is one lane for each kind of
+former needs no Ray and searches nothing, and `END_TO_END`. Two lanes begin with the tests that need a Ray, which wait
+a lot; a lane that has none left helps with the rest. If the arguments name files, there is one lane for each kind of
 tests.
 """
 
@@ -30,6 +30,7 @@ LANES: Mapping[str, Sequence[str]] = {
     "lane 1": ("others", "ray"),
     "lane 2": ("others", "ray"),
     "lane 3": ("ray", "others"),
+    "lane 4": ("ray", "others"),
 }
 
 MORE = [

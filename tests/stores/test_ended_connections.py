@@ -1,6 +1,7 @@
 """A call whose connection PostgreSQL ends says what ended it, whatever fails after that, such as the rollback."""
 
 import asyncio
+import contextlib
 import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -152,7 +153,8 @@ async def test_the_error_of_sqlite_is_raised_even_if_the_file_is_lost_after_it(
     """A savepoint ends with its transaction. The error of the failed rollback must not hide the cause."""
     async with closing(SQLStore(f"sqlite:///{tmp_path}/store.db")) as store:
         owners = [await eventful(store), await own(store, "t")]
-        with sqlite3.connect(tmp_path / "store.db") as connection:  # SQLite rolls back itself if its disk is full, too
+        # SQLite rolls back itself if its disk is full, too.
+        with contextlib.closing(sqlite3.connect(tmp_path / "store.db")) as connection, connection:
             connection.execute(
                 "CREATE TRIGGER full BEFORE UPDATE ON turnwise_sessions"
                 " BEGIN SELECT RAISE(ROLLBACK, 'the first error'); END"

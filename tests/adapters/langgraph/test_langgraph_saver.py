@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -47,6 +47,17 @@ from turnwise.errors import (
 
 T: Any = {"configurable": {"thread_id": "t"}}
 STORES = ["memory", "sqlite", "postgresql"]
+
+
+@contextmanager
+def connected(url: str) -> Iterator[sa.Connection]:
+    """A connection of the test's own, in a transaction."""
+    engine = sa.create_engine(url)
+    try:
+        with engine.begin() as connection:
+            yield connection
+    finally:
+        engine.dispose()
 
 
 def url_of(request: pytest.FixtureRequest, folder: Path) -> str:
@@ -341,7 +352,7 @@ def test_each_message_is_stored_once_however_long_the_conversation(tmp_path: Pat
             app = chat(saver)
             for number in range(5):
                 app.invoke(said(f"{part}.{number} " + "q" * 100), T)
-    with sa.create_engine(url).connect() as connection:
+    with connected(url) as connection:
         count = connection.scalar(
             sa.select(sa.func.count()).select_from(elements).where(elements.c.channel == "messages")
         )
@@ -517,7 +528,7 @@ def test_encrypted_values_are_shared_too_and_no_file_has_their_text(tmp_path: Pa
         with TurnwiseSaver(url, serde=EncryptedSerializer(Reversed())) as saver:
             app = chat(saver)
             app.invoke(said(f"the secret is {word}"), T)
-    with sa.create_engine(url).connect() as connection:
+    with connected(url) as connection:
         counts = connection.execute(
             sa.text("SELECT count(*) FROM turnwise_langgraph_elements WHERE channel = 'messages'")
         )
@@ -772,7 +783,7 @@ def test_a_checkpoint_whose_elements_are_missing_is_corrupt(tmp_path: Path) -> N
     url = f"sqlite:///{tmp_path}/threads.db"
     with TurnwiseSaver(url) as saver:
         chat(saver).invoke(said("hello"), T)
-    with sa.create_engine(url).begin() as connection:
+    with connected(url) as connection:
         assert connection.execute(sa.delete(elements)).rowcount
     with TurnwiseSaver(url) as saver, pytest.raises(CorruptRecordError, match="elements are missing"):
         saver.get_tuple(T)

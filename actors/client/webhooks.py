@@ -10,7 +10,7 @@ from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.client.store_reads import AsyncStoreReads
 from turnwise.errors import DeliveryChangedError, ReadOnlyStoreError, WebhookNotFoundError
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
-from turnwise.memory.deliveries.webhooks import KEPT_S, WebhookEvent, WebhookRecord, check_secret, new_secret
+from turnwise.memory.deliveries.webhooks import PREVIOUS_SECRET_S, WebhookEvent, WebhookRecord, check_secret, new_secret
 from turnwise.memory.stores.base import Page
 from turnwise.memory.stores.reading import failed_calls
 from turnwise.memory.values.records import replace
@@ -97,7 +97,7 @@ class AsyncWebhook:
             WebhookNotFoundError: it was deleted.
         """
         fresh = new_secret() if secret is None else check_secret(secret)
-        until = await self._store.now() + KEPT_S
+        until = await self._store.now() + PREVIOUS_SECRET_S
         record = await self._read()
         await self._change(secret=fresh, previous_secret=record.secret or None, previous_until=until)
         self._is_new = True

@@ -66,7 +66,7 @@ SECRET_PREFIX = "whsec_"  # noqa: S105 - no secret
 SECRET_BYTES, LEAST_SECRET_BYTES, MOST_SECRET_BYTES = 32, 24, 64
 """How many random bytes a new secret has, and how many one may have."""
 
-KEPT_S = 86_400.0
+PREVIOUS_SECRET_S = 86_400.0
 """How long a secret that was replaced still signs, beside the new one, in seconds: a day."""
 
 

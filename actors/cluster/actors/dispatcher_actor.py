@@ -243,8 +243,8 @@ class DispatcherActor:
         return spec
 
     def _note(self, settings: bytes | Kept, placement: Dedicated | Packed) -> None:
-        kept = keep(settings) if isinstance(settings, bytes) else settings
-        note(self._note_name, pickle.dumps((kept, placement), pickle.HIGHEST_PROTOCOL), [kept])
+        stored_settings = keep(settings) if isinstance(settings, bytes) else settings
+        note(self._note_name, pickle.dumps((stored_settings, placement), pickle.HIGHEST_PROTOCOL), [stored_settings])
 
     def _forget(self) -> Future[None]:
         return _THREAD.submit(_drop, self._note_name)

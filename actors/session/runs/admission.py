@@ -453,18 +453,18 @@ class RunAdmission:
         if request.turn_id is not None:
             event[1].update({"turn_id": request.turn_id, "key": turn_key(request.turn_id)})
         if begins and record.says is not None:
-            said = self._driver.said(run, record.says, session)
+            ended = self._driver.said(run, record.says, session)
             await self._transactor.commit(
-                said.session,
-                [event, said.event],
-                blocks=said.blocks,
-                turns=[said.turn],
-                new_run=said.record,
+                ended.session,
+                [event, ended.event],
+                blocks=ended.blocks,
+                turns=[ended.turn],
+                new_run=ended.record,
                 live=False,
                 deliveries=request.delivery_changes(now),
             )
             run_queue.clear_pending()
-            self._driver.note_said(run, said)
+            self._driver.note_said(run, ended)
             return Started(run.run_id, turn.index)
         await self._transactor.commit(
             session,

@@ -247,6 +247,18 @@ async def test_a_call_that_is_cancelled_before_its_agent_begins_begins_none() ->
 
 
 @pytest.mark.virtual_time
+async def test_a_call_that_was_decided_before_its_agent_begins_begins_none() -> None:
+    """Its run is still open, as it waits for another agent."""
+    team = await Team([asks("boats", "trains"), "done"]).begin()
+    while not await is_waiting(team):
+        await asyncio.sleep(0.01)
+    call_id, *_ = (await team.store.run("go")).calls
+    await team.lead.decide("go", call_id, ApprovalDecision(verdict="rejected", text="never mind"))
+    await team.dispatch(team.has_ended)
+    assert await team.results() == [("rejected: never mind", True), ("about trains", False)]
+    assert len(await team.agent_runs()) == 1
+
+
 async def test_a_result_for_which_nobody_waits_changes_nothing() -> None:
     team = await Team([asks("boats"), "done"]).begin()
     await team.dispatch(lambda: is_waiting(team))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -34,6 +35,9 @@ LEAST_SLEEP_S = 0.01
 BUSY_S = 0.25
 """How often the store is asked for what is due while attempts are under way, in seconds."""
 
+PASSING_SHARE = 4
+"""The deliveries of users who have enough under way are passed over again after so many times as long as that took."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -44,11 +48,15 @@ class DispatchSettings:
 
     concurrency: PositiveCount = 64
     """How many deliveries are handed over at once, each to another session."""
+    concurrency_each: PositiveCount = 32
+    """How many of them to sessions of the same user, so that nobody waits for all that is due for another one."""
     idle_s: PositiveSeconds = 60.0
     """How often the store is asked when nothing is due, in seconds."""
     lease_s: PositiveSeconds = 90.0
-    """For how many seconds the lease is taken: after the death of a dispatcher, another waits as long. It is above
-    `idle_s`."""
+    """For how many seconds the lease is taken. After the death of a dispatcher, another one waits as long if it does
+    not learn of the death. It is above `idle_s`."""
+    standby_s: PositiveSeconds = 30.0
+    """How often a dispatcher without the lease looks whether it may take it, in seconds."""
     attempt_s: PositiveSeconds = 60.0
     """After how many seconds a session that does not answer counts as failed."""
     first_pause_s: PositiveSeconds = 1.0
@@ -66,18 +74,25 @@ class DispatchSettings:
             )
 
 
+async def _outranks_none(holder: str) -> bool:
+    """Take a free lease, and leave another dispatcher its own."""
+    return not holder
+
+
 class Dispatcher:
     """Hands deliveries to their sessions when they are due, as long as it has the lease of their store.
 
     Those that are calls of webhooks it sends to their receivers: see `WebhookSender`.
 
-    Of several dispatchers of a store, the one with the lease works; when it no longer renews the lease, another takes
-    it. If two work nevertheless, since one was frozen, no delivery is carried out twice: the session's commit refuses
-    the second, and what has the id of a delivery to another session is begun once.
+    Of several dispatchers of a store, the one with the lease works. Another takes the lease when it is free, when its
+    holder has not renewed it in time, or when it outranks the holder, which yields as soon as it asks the store again.
+    If two work nevertheless, since one was frozen, no delivery is carried out twice: the session's commit refuses the
+    second, and what has the id of a delivery to another session is begun once.
 
     It sleeps until the next delivery is due, and asks the store once every `idle_s` seconds meanwhile. Deliveries of
     one session are handed over one after the other, those of different sessions at once. So a slow session delays no
-    other, until `concurrency` of them are slow.
+    other, until `concurrency` of them are slow. A user who has `concurrency_each` under way is passed over, so a user
+    for whom much is due delays no other.
 
     An attempt that fails is repeated after a pause that grows, and which the store keeps, so the next dispatcher
     continues it. Failures for `give_up_s` end the occurrence, and so does an error that a repetition cannot mend:
@@ -88,7 +103,8 @@ class Dispatcher:
 
     | awaited | what else may run | what a crash leaves |
     |---|---|---|
-    | the store, for the lease or a page | attempts | what is due |
+    | the store, for the lease or a page | attempts; another dispatcher may take the lease | what is due |
+    | `outranks` | attempts | what is due |
     | a session | other attempts | what is due, or a delivery that was carried out |
     | the store, to note a failure | other attempts | what is due, to be attempted without a pause |
 
@@ -97,6 +113,9 @@ class Dispatcher:
         deliver: carries the delivery out, in its session. When it returns, the store has moved or removed the delivery,
             or has another revision of it. It may be called again for the same revision.
         holder: its name in the lease, which no other living dispatcher has.
+        outranks: returns whether it takes the lease from the dispatcher of a name, as that one has died or has to
+            yield; for no name, whether it takes a free lease. If omitted, it takes what is free. What it raises is
+            logged, and it is called again.
         post: sends the calls of webhooks; by HTTP if omitted. It is closed in the end.
         clock: the time on a clock that is never set, in seconds; the loop's if omitted.
     """
@@ -107,6 +126,7 @@ class Dispatcher:
         deliver: Callable[[Delivery], Awaitable[object]],
         holder: str,
         *,
+        outranks: Callable[[str], Awaitable[bool]] = _outranks_none,
         post: Post | None = None,
         settings: DispatchSettings = DispatchSettings(),
         sending: SendSettings | None = None,
@@ -115,20 +135,29 @@ class Dispatcher:
         self._store = store
         self._deliver = deliver
         self._holder = holder
+        self._outranks = outranks
         self._settings = settings
         self._clock = clock or (lambda: asyncio.get_running_loop().time())
         self._pauses = GrowingPauses(settings.first_pause_s, settings.idle_s)
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._attempts: dict[SessionKey, asyncio.Task[None]] = {}
         """The attempts under way, by session."""
+        self._of_users: Counter[str] = Counter()
+        """How many of them each user has."""
         self._was_skipped = False
-        """Whether the last sweep left out a delivery, since another one of its session was under way."""
+        """Whether the last sweep left out a delivery, since others of its session or its user were under way."""
+        self._passes_at = 0.0
+        """When a sweep may pass over the deliveries of users who have enough under way, by `clock`."""
         self._swept_to = 0.0
         """Up to which time, by the store's clock, the last sweep has read what is due."""
         self._ahead_s = 0.0
         """How far the store's clock is ahead of `clock`, as of the last answer."""
         self._leads_until = 0.0
         """When the lease ends, by `clock`."""
+        self._rival = ("", 0.0)
+        """Who has the lease instead, and until when by the store's clock, as of the last answer."""
+        self._rival_since = 0.0
+        """Since when that answer is the same, by `clock`."""
         self._wakes_at = 0.0
         """When it asks the store next, by `clock`."""
         self._told_at = math.inf
@@ -195,10 +224,10 @@ class Dispatcher:
         """Hand over what is due; return for how many seconds there is nothing to do."""
         try:
             lease = await self._renew()
-            if not self.leads:
-                self._pauses.reset()
-                return min(lease.until - lease.now, self._settings.idle_s) if lease.holder else 0.0
             self._pauses.reset()
+            if not self.leads:
+                left_s = lease.until - lease.now if lease.holder else math.inf
+                return min(left_s, self._settings.standby_s)
             if lease.next_due_at is None or lease.next_due_at > lease.now:
                 soon_s = self._settings.idle_s if lease.next_due_at is None else lease.next_due_at - lease.now
                 return min(soon_s, self._settings.idle_s)
@@ -226,16 +255,42 @@ class Dispatcher:
         return min([idle_s, *(delivery.due_at - now for delivery in page if delivery.due_at is not None)])
 
     async def _renew(self) -> DeliveryLease:
-        """Read the lease, and take or renew it if less than half of its time is left; return whose it is.
+        """Read the lease; renew it if less than half of its time is left, or take it if it may; return whose it is."""
+        lease_s = self._settings.lease_s
+        if self.leads:
+            has_time = self._leads_until - self._clock() > lease_s / 2
+            return await self._ask_for_lease(None if has_time else lease_s)
+        if not await self._outranks(""):
+            return await self._ask_for_lease(None)
+        lease = await self._ask_for_lease(lease_s)
+        if lease.holder != self._holder and (self._is_abandoned(lease) or await self._outranks(lease.holder)):
+            await self._store.lease_deliveries(lease.holder, 0.0)
+            lease = await self._ask_for_lease(lease_s)
+        return lease
 
-        Notes until when it lasts, counted from before it was asked for.
+    def _is_abandoned(self, lease: DeliveryLease) -> bool:
+        """Return whether another dispatcher's lease was not renewed in time.
+
+        By the store's clock it may last nevertheless, if that was set back.
+        """
+        if (lease.holder, lease.until) != self._rival:
+            self._rival, self._rival_since = (lease.holder, lease.until), self._clock()
+        return self._clock() - self._rival_since >= self._settings.lease_s
+
+    async def _ask_for_lease(self, ttl_s: float | None) -> DeliveryLease:
+        """Take or renew the lease for so many seconds, or only read it; return whose it is.
+
+        Notes until when it lasts, counted from before it was asked for, whatever happens to the store's clock.
         """
         asked_at = self._clock()
-        has_time = self._leads_until - asked_at > self._settings.lease_s / 2
-        lease = await self._store.lease_deliveries(self._holder, None if has_time else self._settings.lease_s)
-        is_own = lease.holder == self._holder
-        left_s = min(lease.until - lease.now, self._settings.lease_s)  # less, if the store's clock was set back
-        self._leads_until = asked_at + left_s if is_own else 0.0
+        lease = await self._store.lease_deliveries(self._holder, ttl_s)
+        ends_at = asked_at + min(lease.until - lease.now, self._settings.lease_s)
+        if lease.holder != self._holder:
+            self._leads_until = 0.0
+        elif ttl_s is not None:
+            self._leads_until = ends_at
+        else:
+            self._leads_until = min(self._leads_until, ends_at)
         self._ahead_s = lease.now - self._clock()
         if lease.next_due_at is not None:
             self._idle_since = None
@@ -244,14 +299,21 @@ class Dispatcher:
         return lease
 
     async def _sweep(self) -> int:
-        """Begin an attempt for each session with something due, page by page; return how many were begun."""
+        """Begin an attempt for each session with something due, page by page; return how many were begun.
+
+        Users who have enough under way are passed over by the store, which reads all that is due for them: so this is
+        done for a share of the time only.
+        """
         begun, cursor = 0, None
+        passed: set[str] = set()
         self._was_skipped = False
         while True:
             if self._leads_until - self._clock() <= self._settings.lease_s / 2:
                 await self._renew()
-            self._swept_to = self._now()
-            page = await self._store.due(self._swept_to, cursor=cursor, limit=self._settings.page)
+            self._swept_to, read_at = self._now(), self._clock()
+            page = await self._store.due(self._swept_to, cursor=cursor, limit=self._settings.page, without_users=passed)
+            if passed:
+                self._passes_at = self._clock() + PASSING_SHARE * (self._clock() - read_at)
             if page.unreadable:
                 names = ", ".join(key.full_name for key in page.unreadable)
                 _log.warning("deliveries of these sessions are due and cannot be read: %s", names)
@@ -262,20 +324,26 @@ class Dispatcher:
                 if delivery.addressee in self._attempts:
                     self._was_skipped = True
                     continue
+                if self._of_users[delivery.user_id] >= self._settings.concurrency_each:
+                    self._was_skipped = True
+                    passed.add(delivery.user_id)
+                    continue
                 await self._slots.acquire()
                 if not self.leads:
                     self._slots.release()
                     return begun
                 attempt = asyncio.ensure_future(self._attempt(delivery))
                 self._attempts[delivery.addressee] = attempt
+                self._of_users[delivery.user_id] += 1
                 attempt.add_done_callback(partial(self._attempted, delivery.addressee))
                 begun += 1
-            if page.cursor is None:
+            if page.cursor is None or (passed and self._clock() < self._passes_at):
                 return begun
             cursor = page.cursor
 
     def _attempted(self, key: SessionKey, attempt: asyncio.Task[None]) -> None:
         del self._attempts[key]
+        self._of_users -= Counter([key.user_id])
         self._slots.release()
         if not attempt.cancelled() and (error := attempt.exception()):
             log_failure(f"dispatcher {self._holder!r}: a delivery of session {key.full_name!r}", error)
@@ -312,18 +380,6 @@ class Dispatcher:
             return replace(following, why=why) if following else delivery.after_failure(why, None)
         pauses = GrowingPauses(settings.first_pause_s, settings.longest_pause_s, failures=delivery.attempts)
         return delivery.after_failure(why, now + pauses.next_s())
-
-
-async def end_lease(store: SessionStore, holder: str, is_dead: Callable[[str], bool]) -> None:
-    """End the lease of a dispatcher that has died, so that the next one need not wait for its end.
-
-    Args:
-        holder: the name of the next one.
-        is_dead: returns whether the dispatcher with this name has died.
-    """
-    lease = await store.lease_deliveries(holder, None)
-    if lease.holder and is_dead(lease.holder):
-        await store.lease_deliveries(lease.holder, 0.0)
 
 
 def _is_final(delivery: Delivery, error: Exception) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 
-from turnwise.actors.dispatch.dispatcher import Dispatcher, end_lease
+from turnwise.actors.dispatch.dispatcher import Dispatcher, DispatchSettings
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.engine_override import EngineOverride
 from turnwise.actors.hosting.packed_host import PackedHost
@@ -23,13 +23,13 @@ from turnwise.actors.in_process.threads import EventLoop
 from turnwise.memory.background import log_failure, retry
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.deliveries.records import Delivery
-from turnwise.memory.stores.store_owner import StoreOwner, are_processes, rivals
+from turnwise.memory.stores.store_owner import RivalWatch, StoreOwner, are_processes, rivals
 
 LOOK_S = 0.01
 """How often a manager that closes looks whether its host still has something to end, in seconds."""
 
-RIVALS_S = 15.0
-"""How often a host looks whether a Ray still has the store open, before it hands over deliveries, in seconds."""
+DISPATCH = DispatchSettings()
+"""How hosts hand over deliveries."""
 
 CLOSE_S = 10.0
 """How long a manager that closes waits for what its sessions save, in seconds."""
@@ -47,8 +47,8 @@ class Host:
     is idle; then the host closes its stores. A session that is used later is taken over by the store's next host.
 
     As long as a manager has it open, the host hands the deliveries of the store to their sessions when they are due. Of
-    several processes that have the store open, the one with the lease does. None does while a Ray has it open, which
-    would lose its sessions and their runs.
+    several processes that have the store open, the one with the lease does. None takes the lease while a Ray has the
+    store open, which would lose its sessions and their runs, and the dispatcher of a Ray takes it from a process.
 
     Args:
         resources: the stores and setups.
@@ -167,13 +167,15 @@ class Host:
         await retry(self._dispatch_from_store, f"store {self._store_id}: opening it for deliveries")
 
     async def _dispatch_from_store(self) -> None:
+        holder = f"{StoreOwner.of_this_process().short_address}/{self._store_id}"
         store = await self._resources.open()
-        while not are_processes(others := await rivals(store)):  # noqa: ASYNC110 - a Ray sets no event here
-            await asyncio.sleep(RIVALS_S)
-        own = StoreOwner.of_this_process().short_address
-        holder = f"{own}/{self._store_id}"
-        await end_lease(store, holder, lambda name: name.rpartition("/")[0] not in (own, *others))
-        self._dispatcher = Dispatcher(store, self._deliver, holder)
+        watch = RivalWatch(store)
+
+        async def outranks(rival: str) -> bool:
+            others = await watch.look()
+            return are_processes(others) and (not rival or watch.has_ended(rival.rpartition("/")[0]))
+
+        self._dispatcher = Dispatcher(store, self._deliver, holder, outranks=outranks, settings=DISPATCH)
         await self._dispatcher.run()
 
     async def _deliver(self, delivery: Delivery) -> None:

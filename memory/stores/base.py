@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -479,10 +479,16 @@ class SessionStore(Protocol):
             InvalidInputError: a session was given without its user.
         """
 
-    async def due(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[Delivery]:
+    async def due(
+        self, now: float, *, cursor: str | None = None, limit: int = 100, without_users: Collection[str] = ()
+    ) -> Page[Delivery]:
         """Return deliveries that are due at `now` or before, by `due_at` and id. They are found by an index.
 
         Sessions whose deliveries cannot be read are in `unreadable`.
+
+        Args:
+            without_users: their deliveries are left out. This takes time for each of them that is due, and a page may
+                be shorter, even empty, and have a cursor.
         """
 
     async def lease_deliveries(self, holder: str, ttl_s: float | None) -> DeliveryLease:

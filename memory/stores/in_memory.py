@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from turnwise.errors import (
@@ -89,11 +89,12 @@ class _Deliveries:
             if delivery.due_at is not None:
                 insort(self._due, (delivery.due_at, delivery_id))
 
-    def due(self, after: tuple[float, str], now: float, limit: int) -> list[Delivery]:
+    def due(self, after: tuple[float, str], now: float, limit: int, without_users: Collection[str]) -> list[Delivery]:
         """Return up to `limit` deliveries that follow a place in the order and are due at `now`."""
-        first = bisect_right(self._due, after)
-        places = itertools.takewhile(lambda place: place[0] <= now, itertools.islice(self._due, first, first + limit))
-        return [self.by_id[delivery_id] for _, delivery_id in places]
+        following = itertools.islice(self._due, bisect_right(self._due, after), None)
+        places = itertools.takewhile(lambda place: place[0] <= now, following)
+        deliveries = (self.by_id[delivery_id] for _, delivery_id in places)
+        return [*itertools.islice((one for one in deliveries if one.user_id not in without_users), limit)]
 
     @property
     def next_due_at(self) -> float | None:
@@ -358,9 +359,11 @@ class InMemoryStore(LocalClock):
         following.sort(key=lambda delivery: delivery.delivery_id)
         return first_of(following[: check_limit(limit)])
 
-    async def due(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[Delivery]:
+    async def due(
+        self, now: float, *, cursor: str | None = None, limit: int = 100, without_users: Collection[str] = ()
+    ) -> Page[Delivery]:
         self._check_open()
-        following = self._deliveries.due(parse_due_cursor(cursor), now, check_limit(limit) + 1)
+        following = self._deliveries.due(parse_due_cursor(cursor), now, check_limit(limit) + 1, without_users)
         page = first_of(following[:limit])
         return Page(tuple(page), due_cursor_of(page[-1]) if len(following) > len(page) else None)
 

@@ -115,6 +115,37 @@ async def rivals(store: object) -> Sequence[str]:
     return await store.rivals() if isinstance(store, Shared) else ()
 
 
+class RivalWatch:
+    """Tells which other owners of a store have ended: those that it saw, and those that it is asked about first.
+
+    Others that it does not see may live, such as those whose connections the store does not show.
+    """
+
+    def __init__(self, store: object) -> None:
+        self._store = store
+        self._others: Sequence[str] = ()
+        self._seen: set[str] = set()
+        self._unseen: set[str] = set()
+        """Those that were taken to have ended without having been seen."""
+
+    async def look(self) -> Sequence[str]:
+        """Return the addresses of the other owners that have the store open now.
+
+        Raises:
+            StoreError: the store cannot be reached.
+        """
+        self._others = await rivals(self._store)
+        self._seen.update(self._others)
+        return self._others
+
+    def has_ended(self, address: str) -> bool:
+        """Return whether an owner had ended by the last look. One that was never seen has so once."""
+        if address in self._others or address in self._unseen - self._seen:
+            return False
+        self._unseen.add(address)
+        return True
+
+
 def are_processes(addresses: Sequence[str]) -> bool:
     """Return whether all of these rivals are single processes without Ray."""
     prefix = _PROCESS.replace(" ", "-")

@@ -92,8 +92,11 @@ class Stage:
             self.under_way[session_id] -= 1
 
     @asynccontextmanager
-    async def dispatching(self, holder: str = "h", **settings: Any) -> AsyncIterator[Dispatcher]:
-        dispatcher = Dispatcher(self.store, self.deliver, holder, settings=DispatchSettings(**settings))
+    async def dispatching(
+        self, holder: str = "h", *, outranks: Any = None, **settings: Any
+    ) -> AsyncIterator[Dispatcher]:
+        ranks = {"outranks": outranks} if outranks else {}
+        dispatcher = Dispatcher(self.store, self.deliver, holder, settings=DispatchSettings(**settings), **ranks)
         running = asyncio.create_task(dispatcher.run())
         try:
             yield dispatcher
@@ -274,6 +277,46 @@ async def test_very_many_that_are_due_at_once_are_each_carried_out_once() -> Non
     assert len(stage.keys) == count == len(set(stage.keys))
 
 
+async def test_a_user_for_whom_much_is_due_delays_no_other() -> None:
+    """Hundreds are due before that of another user, and even before the hundred of a third one."""
+    stage = await made(sessions=400)
+    for index in range(400):
+        stage.takes_s[f"s{index}"] = 1.0
+        await stage.add(f"d{index}", 1.0, session=index)
+    for index in range(100):
+        session_id = f"s{400 + index}"
+        stage.takes_s[session_id] = 1.0
+        await stage.store.inner.create(SessionRecord(session_id=session_id, user_id="ada"))
+        await stage.add(f"of ada {index}", 2.0, session=400 + index, user_id="ada")
+    await stage.store.inner.create(SessionRecord(session_id="s500", user_id="bob"))
+    await stage.add("of bob", 2.5, session=500, user_id="bob")
+    async with stage.dispatching(concurrency=8, concurrency_each=4, page=7):
+        await asyncio.sleep(130.0)
+    times = {key: time for time, key in stage.carried_out}
+    assert len(times) == 501 and stage.most_under_way == 8
+    assert times["of bob"] < 5.0, "it waits for no more than one that is under way"
+    assert max(time for key, time in times.items() if "ada" in key) < 30.0, "each has half of the room"
+
+
+async def test_deliveries_of_users_who_have_enough_under_way_are_read_a_share_of_the_time_only() -> None:
+    stage = await made(sessions=300)
+    for index in range(300):
+        stage.takes_s[f"s{index}"] = 0.5
+        await stage.add(f"d{index}", 1.0, session=index)
+    passed_s, due = [0.0], stage.store.due
+
+    async def slow_due(*args: Any, **options: Any) -> Any:
+        pause_s = 1.0 if options["without_users"] else 0.0
+        passed_s[0] += pause_s
+        await asyncio.sleep(pause_s)
+        return await due(*args, **options)
+
+    stage.store.due = slow_due
+    async with stage.dispatching(concurrency=8, concurrency_each=4, page=7):
+        await asyncio.sleep(60.0)
+    assert len(stage.keys) == 300 and passed_s[0] < 60.0 / 4
+
+
 async def test_a_store_that_fails_is_asked_again_after_growing_pauses() -> None:
     stage = await made()
     await stage.add("d", 5.0)
@@ -316,6 +359,75 @@ async def test_a_lease_that_is_not_renewed_is_taken_after_its_time() -> None:
         await asyncio.sleep(120.0)
     ((time, key),) = stage.carried_out
     assert key == "d" and 60.0 < time <= 91.0
+
+
+@pytest.mark.parametrize("outranked", ["", "first"])
+async def test_a_dispatcher_takes_the_lease_of_one_that_it_outranks_and_that_one_yields(outranked: str) -> None:
+    stage = await made()
+    for number in range(40):
+        await stage.add(f"d{number}", number * 5.0)
+
+    async def outranks(holder: str) -> bool:
+        return holder in ("", outranked)
+
+    async with stage.dispatching("first") as first:
+        await asyncio.sleep(22.0)
+        async with stage.dispatching("second", outranks=outranks) as second:
+            await asyncio.sleep(31.0)
+            assert (first.leads, second.leads) == (not outranked, bool(outranked))
+            await asyncio.sleep(60.0)
+        await asyncio.sleep(100.0)
+        assert first.leads
+    assert sorted(stage.keys) == sorted(f"d{number}" for number in range(40))
+
+
+async def test_a_dispatcher_that_may_not_take_a_free_lease_waits_until_it_may() -> None:
+    stage = await made()
+    await stage.add("d", 10.0)
+
+    async def outranks(holder: str) -> bool:
+        return now() > 100.0
+
+    async with stage.dispatching(outranks=outranks):
+        await asyncio.sleep(95.0)
+        assert not stage.keys and stage.asked().total() <= 4
+        await asyncio.sleep(31.0)
+    assert stage.keys == ["d"]
+
+
+@pytest.mark.parametrize("set_by_s", [-3600.0, 3600.0])
+async def test_a_clock_that_is_set_keeps_no_lease_alive_and_takes_none_from_who_works(set_by_s: float) -> None:
+    stage = await made()
+    stage.ahead_s = 1e4
+    await stage.add("far", 1e6)
+    process = Process("first")
+    first = Dispatcher(stage.store, stage.deliver, "first")
+    running = asyncio.create_task(process.call(first.run()))
+    async with stage.dispatching("second") as second:
+        await asyncio.sleep(10.0)
+        stage.ahead_s += set_by_s
+        for _ in range(30):
+            await asyncio.sleep(20.0)
+            assert [first.leads, second.leads].count(True) == 1 or now() < 75.0  # a lease that seems to end is taken
+        await asyncio.sleep(100.0)
+        assert (await stage.store.inner.lease_deliveries("", None)).until <= now() + stage.ahead_s + 91.0
+        process.kill()
+        await asyncio.gather(running, return_exceptions=True)
+        await stage.add("d", now() + stage.ahead_s)
+        second.wake()
+        await asyncio.sleep(125.0)
+    assert stage.keys == ["d"]
+
+
+async def test_a_lease_whose_holder_died_before_the_clock_was_set_back_is_taken() -> None:
+    stage = await made()
+    stage.ahead_s = 1e4
+    await stage.store.inner.lease_deliveries("dead", 90.0)
+    stage.ahead_s -= 3600.0
+    await stage.add("d", now() + stage.ahead_s)
+    async with stage.dispatching():
+        await asyncio.sleep(130.0)
+    assert stage.keys == ["d"]
 
 
 async def test_a_dispatcher_that_was_frozen_hands_nothing_over_after_its_lease() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from turnwise import AsyncSessionManager, EchoEngine, Encryption, InProcess, SessionConfig, SessionManager
+from turnwise.actors.dispatch.dispatcher import DispatchSettings
 from turnwise.actors.in_process import hosts
 from turnwise.actors.in_process.runtime import InProcessRuntime
 from turnwise.actors.inference.function_engine import FunctionEngine
@@ -26,6 +27,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.runs import IfBusy
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.stores import store_owner
 
 LONG_S = 30.0
 
@@ -281,8 +283,9 @@ def set_rivals(monkeypatch: pytest.MonkeyPatch, others: list[str]) -> None:
     async def rivals(store: object) -> list[str]:
         return others
 
+    monkeypatch.setattr(store_owner, "rivals", rivals)
     monkeypatch.setattr(hosts, "rivals", rivals)
-    monkeypatch.setattr(hosts, "RIVALS_S", 0.05)
+    monkeypatch.setattr(hosts, "DISPATCH", DispatchSettings(standby_s=0.05))
 
 
 def test_a_process_waits_while_a_ray_has_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,6 +313,29 @@ def test_a_process_has_the_lease_as_long_as_it_lives(lives: bool, monkeypatch: p
             assert not chat.runs()
         else:
             eventually(lambda: texts(chat) == ["a word"])
+
+
+def test_a_process_yields_to_the_dispatcher_of_a_ray_and_takes_over_when_that_ray_has_died(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    others: list[str] = []
+    set_rivals(monkeypatch, others)
+    store = InProcessRuntime("turnwise", InProcess()).open_shared_store("memory://yields")
+
+    def lease(holder: str, ttl_s: float | None) -> str:
+        return asyncio.run(store.lease_deliveries(holder, ttl_s)).holder
+
+    with SessionManager("memory://yields", **SETTINGS) as manager:
+        chat = manager.open("chat")
+        eventually(lambda: lease("", None))
+        others.append("10.0.0.1:6379")
+        lease(lease("", None), 0.0)
+        assert lease("10.0.0.1:6379/dispatcher", 1000.0) == "10.0.0.1:6379/dispatcher"
+        chat.schedule("a word", after_s=0.0)
+        time.sleep(0.5)
+        assert not chat.runs()
+        others.clear()
+        eventually(lambda: texts(chat) == ["a word"])
 
 
 def test_managers_that_come_and_go_lose_and_double_nothing(tmp_path: Path) -> None:

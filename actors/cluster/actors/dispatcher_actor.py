@@ -141,8 +141,8 @@ class DispatcherActor:
 
     async def _work(self) -> None:
         from turnwise.actors.cluster.runtime import RayRuntime
-        from turnwise.actors.dispatch.dispatcher import Dispatcher, end_lease
-        from turnwise.memory.stores.store_owner import LABEL, rivals
+        from turnwise.actors.dispatch.dispatcher import Dispatcher
+        from turnwise.memory.stores.store_owner import LABEL, RivalWatch, are_processes
 
         await self._loading.pause()
         store = await self._loading.host()
@@ -151,15 +151,18 @@ class DispatcherActor:
         of_this_ray = f"{owner.label.removeprefix(LABEL)}-"
         of_this_actor = f"{of_this_ray}{self._assignment.store_id}-"
         holder = of_this_actor + secrets.token_hex(4)
-        others = await rivals(store)
+        watch, predecessor = RivalWatch(store), (await store.lease_deliveries("", None)).holder
 
-        def is_dead(lease_holder: str) -> bool:
-            if lease_holder.startswith(of_this_ray):
-                return lease_holder.startswith(of_this_actor)  # an earlier process of this actor
-            return lease_holder.rpartition("/")[0] not in others
+        async def outranks(rival: str) -> bool:
+            if rival.startswith(of_this_ray):
+                return rival == predecessor and rival.startswith(of_this_actor)
+            address = rival.rpartition("/")[0]
+            if not rival or are_processes([address]):
+                return True
+            await watch.look()
+            return watch.has_ended(address)
 
-        await end_lease(store, holder, is_dead)
-        dispatcher = self._dispatcher = Dispatcher(store, self._deliver, holder)
+        dispatcher = self._dispatcher = Dispatcher(store, self._deliver, holder, outranks=outranks)
         running = asyncio.create_task(dispatcher.run())
         try:
             while not self._may_leave(dispatcher):

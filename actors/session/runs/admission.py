@@ -304,6 +304,7 @@ class RunAdmission:
         | awaited | what else may run | what a crash leaves |
         |---|---|---|
         | the store, for the delivery | everything; a change of the delivery, which the commit notices | the delivery |
+        | the store, for its time | the same | the delivery |
         | the commit | reads, streaming | the delivery, or its run |
 
         Args:
@@ -318,6 +319,8 @@ class RunAdmission:
         run_id = f"{delivery_id}-{revision}"
         if delivery is None or delivery.run_id != run_id:
             return await self.started(run_id)
+        if delivery.schedule or delivery.missed == "skip":
+            await self._journal.set_clock()  # what is late, and the next time, are by the clock that found it due
         prompts, options = read_run_payload(delivery)
         options |= {"run_id": run_id, "if_busy": delivery.if_busy}
         request = await self._make_request(prompts, cast(StartOptions, options))

@@ -79,6 +79,7 @@ class Scheduling:
         """
         payload = await self._payload(prompts, if_busy, options or {})
         await self._alarm.expect()
+        await self._journal.set_clock()
 
         async def change() -> Delivery:
             self._check_not_ended()
@@ -121,6 +122,7 @@ class Scheduling:
         if other.status == "ended":
             raise SessionEndedError(to_session)
         payload = await self._payload([text], "inject", {"labels": {FROM_SESSION: self._state.session_id}})
+        await self._journal.set_clock()
 
         async def change() -> Delivery:
             self._check_not_ended()
@@ -175,6 +177,7 @@ class Scheduling:
         """
         await self._transactor.loaded()
         await self._alarm.expect()
+        await self._journal.set_clock()
 
         async def change() -> Delivery:
             before = await self._find(key)

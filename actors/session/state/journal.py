@@ -102,6 +102,15 @@ class Journal:
         store_time, began = self._clock_read
         return store_time + (time.monotonic() - began)
 
+    async def set_clock(self) -> None:
+        """Read the store's time anew, since its clock may have been set after the activation.
+
+        Raises:
+            StoreError: it cannot be read; nothing was changed.
+        """
+        if self._clock is None:
+            self._clock_read = await self.store.now(), time.monotonic()
+
     # Ownership
 
     def mark_loaded(self) -> None:

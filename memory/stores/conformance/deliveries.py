@@ -197,6 +197,29 @@ async def check_due_deliveries_come_in_order_and_in_pages(store: SessionStore) -
 
 
 @_law
+async def check_due_deliveries_leave_out_those_of_users(store: SessionStore) -> None:
+    """In pages, too, which may be shorter then, and whatever is in the names of users."""
+    users = ("ada", 'a "quoted" user', "emil, \u00e4gypten", "zoe")
+    for user_id in users:
+        await store.create(a_session("s", user_id=user_id))
+    for index in range(40):
+        user_id = users[index % 4]
+        await store.add_delivery(a_delivery(f"d{index}", float(index), user_id=user_id, delivery_id=f"{index:02}"))
+    for without in ((), users[:1], users[1:2], users[:3], users[2:], users, ("nobody",)):
+        for limit in (1, 3, 100):
+            numbers: list[float | None] = []
+            cursor = None
+            while True:
+                page = await store.due(100.0, cursor=cursor, limit=limit, without_users=without)
+                numbers += [delivery.due_at for delivery in page]
+                if page.cursor is None:
+                    break
+                cursor = page.cursor
+            expected = [float(index) for index in range(40) if users[index % 4] not in without]
+            equal(numbers, expected, f"due without {without} in pages of {limit}")
+
+
+@_law
 async def check_pages_of_large_deliveries_are_shorter(store: SessionStore) -> None:
     """A page has about `PAGE_BYTES`, and the others follow: with 300 KB each, at most five deliveries."""
     await store.create(a_session())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from turnwise.errors import CorruptRecordError, EncryptionError, KeyMissingError, SessionFencedError
@@ -222,8 +222,10 @@ class EncryptedStore(Shared):
         )
         return [await open_delivery(texts, delivery) for delivery in page]
 
-    async def due(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[Delivery]:
-        page = await self._inner.due(now, cursor=cursor, limit=limit)
+    async def due(
+        self, now: float, *, cursor: str | None = None, limit: int = 100, without_users: Collection[str] = ()
+    ) -> Page[Delivery]:
+        page = await self._inner.due(now, cursor=cursor, limit=limit, without_users=without_users)
         texts, deliveries, unreadable = self._texts(), [], dict.fromkeys(page.unreadable)
         for delivery in page:
             try:

@@ -229,7 +229,8 @@ return {'', found}
 )
 
 _DUE = (
-    _FOUND
+    "local STRIDE, MOST_PASSED = 256, 10000 -- passing over more at a time would delay other callers\n"
+    + _FOUND
     + r"""
 local time, last_time, last, limit = tonumber(take()), take(), take(), tonumber(take())
 local low, high = redis.call('ZCOUNT', due, '-inf', '(' .. last_time), redis.call('ZCOUNT', due, '-inf', last_time)
@@ -237,12 +238,33 @@ while low < high do
   local middle = math.floor((low + high) / 2)
   if redis.call('ZRANGE', due, middle, middle)[1] <= last then low = middle + 1 else high = middle end
 end
-local entries = redis.call('ZRANGE', due, low, low + limit, 'WITHSCORES')
-for index = 1, #entries, 2 do
-  if tonumber(entries[index + 1]) > time then break end
-  if not add(entries[index], limit, entries[index + 1]) then return {'', found, 1} end
+local without = {}
+for index = at + 1, #ARGV do without[ARGV[index]] = true end
+
+local function is_left_out(id)
+  local number = string.match(redis.call('HGET', deliveries, id) or '', '^%d+')
+  local name = number and redis.call('HGET', key(number), 'id')
+  return name and without[cjson.decode(name)[2]]
 end
-return {'', found, 0}
+
+local passed, last_due_at = 0, ''
+last = ''
+repeat
+  local entries = redis.call('ZRANGE', due, low, low + STRIDE - 1, 'WITHSCORES')
+  for index = 1, #entries, 2 do
+    local id, due_at = entries[index], entries[index + 1]
+    if tonumber(due_at) > time then return {'', found, '', ''} end
+    if next(without) and is_left_out(id) then
+      passed = passed + 1
+    elseif not add(id, limit, due_at) then
+      return {'', found, last_due_at, last}
+    end
+    last_due_at, last = due_at, id
+    if passed == MOST_PASSED then return {'', found, last_due_at, last} end
+  end
+  low = low + STRIDE
+until #entries == 0
+return {'', found, '', ''}
 """
 )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeGuard, TypeVar, get_args
@@ -337,10 +337,12 @@ class RedisStore(RedisDatabase):
             for delivery_id, name, text, _ in rows
         ]
 
-    async def due(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[Delivery]:
+    async def due(
+        self, now: float, *, cursor: str | None = None, limit: int = 100, without_users: Collection[str] = ()
+    ) -> Page[Delivery]:
         time_s, after = parse_due_cursor(cursor)
         args: list[Argument] = [repr(float(now)), repr(time_s), encode(after), min(check_limit(limit), _MANY)]
-        rows, has_more = await self._do("due", args, again=True)
+        rows, last_due_at, last_id = await self._do("due", [*args, *map(encode, without_users)], again=True)
         deliveries: list[Delivery] = []
         unreadable: dict[SessionKey, None] = {}
         for delivery_id, name, text, _ in rows:
@@ -349,7 +351,7 @@ class RedisStore(RedisDatabase):
                 deliveries.append(self._delivery(key, delivery_id, text))
             except CorruptRecordError:
                 unreadable[key] = None
-        cursor = f"{float(rows[-1][3])!r}:{_decoded(rows[-1][0])}" if has_more else None
+        cursor = f"{float(last_due_at)!r}:{_decoded(last_id)}" if last_id else None
         return Page(tuple(deliveries), cursor, tuple(unreadable))
 
     async def lease_deliveries(self, holder: str, ttl_s: float | None) -> DeliveryLease:

@@ -317,11 +317,15 @@ class Statements:
         whole = sa.select(deliveries, sessions.c.session_id).join(sessions, sessions.c.key == one.session)
         self.delivery = statement(whole.where(*is_session, one.key == bind("delivery_key")))
         last = sa.tuple_(bind("time", type_=sa.Double), bind("after", type_=sa.Text))
-        self.due = statement(
+        due = (
             whole.where(one.due_at <= bind("now"), sa.tuple_(one.due_at, one.delivery_id) > last)
             .order_by(one.due_at, one.delivery_id)
             .limit(bind("limit"))
         )
+        self.due = statement(due)
+        elements = sa.func.json_each if dialect.name == "sqlite" else sa.func.json_array_elements_text
+        users = elements(sa.cast(bind("users"), sa.Text if dialect.name == "sqlite" else sa.JSON)).table_valued("value")
+        self.due_without_users = statement(due.where(one.user_id.not_in(sa.select(users.c.value))))
         first = sa.select(sa.func.min(one.due_at)).where(one.due_at.is_not(None)).scalar_subquery()
         self.next_due = statement(sa.select(first, self._now(dialect)))
         is_stored = (one.user_id == bind("user_id"), one.delivery_id == bind("delivery_id"))

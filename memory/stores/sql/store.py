@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -466,10 +466,15 @@ class SQLStore(SecureDeleteDatabase):
         statement = statement.limit(check_limit(limit))
         return await self._read(lambda connection: read_first(connection.execute(statement), read_delivery))
 
-    async def due(self, now: float, *, cursor: str | None = None, limit: int = 100) -> Page[Delivery]:
+    async def due(
+        self, now: float, *, cursor: str | None = None, limit: int = 100, without_users: Collection[str] = ()
+    ) -> Page[Delivery]:
         time_s, after = parse_due_cursor(cursor)
         values = {"now": now, "time": time_s, "after": after, "limit": check_limit(limit) + 1}
-        page, has_more = await self._read(lambda connection: read_page(self._sql.due(connection, values), limit))
+        statement = self._sql.due
+        if without_users:
+            statement, values["users"] = self._sql.due_without_users, json.dumps(sorted(without_users))
+        page, has_more = await self._read(lambda connection: read_page(statement(connection, values), limit))
         deliveries, unreadable = read_deliveries(page)
         return Page(tuple(deliveries), due_cursor_of(page[-1]) if has_more else None, unreadable)
 

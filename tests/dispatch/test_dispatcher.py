@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dispatching import Sessions, Supervised
 from scale import share
 from turnwise.actors.dispatch.dispatcher import Dispatcher, DispatchSettings
 from turnwise.actors.inference.echo import EchoEngine
@@ -29,7 +30,6 @@ from turnwise.testing.faults import FaultPlan, Faults
 from turnwise.testing.faulty_store import FaultyStore
 from turnwise.testing.process import Process
 from turnwise.testing.schedules import spread
-from turnwise.testing.world import World
 
 pytestmark = pytest.mark.virtual_time
 
@@ -605,42 +605,15 @@ def a_prompt(key: str, session_id: str, **values: Any) -> Delivery:
     return Delivery(delivery_id=f"id of {key}", key=key, **times)
 
 
-class Supervised:
-    """A dispatcher in a process that is replaced when it dies, as Ray replaces an actor."""
-
-    def __init__(self, faults: Faults, worlds: dict[str, World], store: InMemoryStore, name: str = "one") -> None:
-        self._name = name
-        self._store: Any = FaultyStore(store, faults, name="dispatch")
-        self._worlds = worlds
-        self._count = 0
-
-    async def deliver(self, delivery: Delivery) -> None:
-        world = self._worlds[delivery.session_id]
-        await world.ask("admission.deliver", delivery.key, delivery.delivery_id, delivery.revision)
-
-    async def run_until(self, is_done: Callable[[], Awaitable[bool]]) -> None:
-        while not await is_done():
-            self._count += 1
-            process = Process(f"dispatcher {self._name} {self._count}")
-            dispatcher = Dispatcher(self._store, self.deliver, process.name)
-            running = asyncio.create_task(process.call(dispatcher.run()))
-            while not process.is_dead and not await is_done():
-                await asyncio.sleep(0.5)
-            process.kill()
-            await asyncio.gather(running, return_exceptions=True)
-
-
 def test_nothing_is_lost_or_doubled_whatever_fails_and_whoever_dies() -> None:
     """Each fault of the store, for the dispatcher and for the sessions, and a kill at each step of each process."""
 
     async def life(faults: Faults) -> None:
         store = InMemoryStore(clock=now)
         config = SessionConfig(cancel_grace_s=0.1, idle_s=1e9)
-        worlds = {
-            name: World(faults, session_id=name, store=store, engine=EchoEngine(), config=config) for name in ("a", "b")
-        }
-        for world in worlds.values():
-            await world.create()
+        sessions = Sessions(faults, store, engine=EchoEngine(), config=config)
+        for name in "ab":
+            await sessions.of(name).create()
         every = Schedule(every_s=2.0, until=5.5)
         for delivery in (a_prompt("once", "a"), a_prompt("every", "b", schedule=every, missed="run_all")):
             await store.add_delivery(delivery)
@@ -648,13 +621,13 @@ def test_nothing_is_lost_or_doubled_whatever_fails_and_whoever_dies() -> None:
         async def is_done() -> bool:
             return not await store.deliveries()
 
-        await Supervised(faults, worlds, store).run_until(is_done)
+        await Supervised(faults, store, sessions.deliver).run_until(is_done)
         for name, count in (("a", 1), ("b", 3)):
             runs = await store.runs(SessionKey(name))
             assert len(runs) == count, (name, runs)
             for run in runs:
-                await worlds[name].ask("reads.wait", run.run_id)
-            (await worlds[name].audit()).check()
+                await sessions.of(name).ask("reads.wait", run.run_id)
+        await sessions.audit()
 
     struck = exhaust(life)
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck
@@ -667,11 +640,9 @@ def test_two_dispatchers_among_many_faults_lose_and_double_nothing() -> None:
         faults = Faults(FaultPlan(rates={"error": 0.03, "unanswered": 0.03, "crash": 0.01, "delay": 0.1}), seed=seed)
         store = InMemoryStore(clock=now)
         config = SessionConfig(cancel_grace_s=0.1, idle_s=1e9)
-        worlds = {
-            name: World(faults, session_id=name, store=store, engine=EchoEngine(), config=config) for name in "abc"
-        }
-        for name, world in worlds.items():
-            await world.create()
+        sessions = Sessions(faults, store, engine=EchoEngine(), config=config)
+        for name in "abc":
+            await sessions.of(name).create()
             await store.add_delivery(a_prompt(f"once {name}", name))
             every = Schedule(every_s=3.0, until=8.0)
             await store.add_delivery(a_prompt(f"every {name}", name, schedule=every, missed="run_all"))
@@ -679,14 +650,14 @@ def test_two_dispatchers_among_many_faults_lose_and_double_nothing() -> None:
         async def is_done() -> bool:
             return not await store.deliveries()
 
-        pair = [Supervised(faults, worlds, store, name=name) for name in ("left", "right")]
+        pair = [Supervised(faults, store, sessions.deliver, name=name) for name in ("left", "right")]
         await asyncio.gather(*(dispatcher.run_until(is_done) for dispatcher in pair))
         faults.plan = FaultPlan()
-        for name, world in worlds.items():
+        for name, world in sessions.worlds.items():
             runs = await store.runs(SessionKey(name))
             assert len(runs) == 4, (name, runs)
             for run in runs:
                 await world.ask("reads.wait", run.run_id)
-            (await world.audit()).check()
+        await sessions.audit()
 
     assert spread(share(1000, 20), schedule, yields=0.05, kills=0.0005)

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from dispatching import LeaseForAll, Supervised
+from scale import share
 from turnwise.actors.dispatch.dispatcher import Dispatcher
 from turnwise.actors.dispatch.webhook_post import RefusedAddressError, UnreachableError
 from turnwise.actors.dispatch.webhook_sender import SendSettings
@@ -25,9 +27,10 @@ from turnwise.memory.deliveries.webhooks import WebhookRecord, calls_of, message
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.values.ids import new_id
 from turnwise.testing.exhaust import exhaust
-from turnwise.testing.faults import Faults
+from turnwise.testing.faults import FaultPlan, Faults
 from turnwise.testing.faulty_store import FaultyStore
 from turnwise.testing.process import Process
+from turnwise.testing.schedules import spread
 
 pytestmark = pytest.mark.virtual_time
 
@@ -140,7 +143,11 @@ class Stage:
         raise AssertionError(f"{delivery} is no call")
 
     async def left(self, webhook_id: str = "a") -> list[Delivery]:
-        calls: list[Delivery] = await self.store.inner.deliveries(webhook_id=webhook_id, limit=100_000)
+        calls: list[Delivery] = []
+        after = ""
+        while page := await self.store.inner.deliveries(webhook_id=webhook_id, after=after, limit=100_000):
+            calls += page
+            after = page[-1].delivery_id
         return calls
 
 
@@ -329,6 +336,47 @@ async def test_an_address_inside_the_network_is_refused_without_a_pause_for_othe
         await asyncio.sleep(1.0)
     (call,) = await stage.left()
     assert call.why == "'a.example' leads to 10.0.0.1" and call.due_at and len(stage.receivers.arrived) == 1
+
+
+async def test_very_many_calls_of_a_dead_receiver_delay_no_other_and_few_are_in_memory() -> None:
+    """They are due at once, as after an outage, and before the call of the receiver that answers."""
+    count = share(100_000)
+    stage = await made(a_webhook("dead"), a_webhook("a"), sessions=50)
+    stage.receivers.takes_s[url_of("dead")] = 15.0
+    stage.receivers.answers[url_of("dead")] = UnreachableError("it did not answer within 15 s")
+    a, dead = sorted(await stage.store.inner.webhooks(), key=lambda webhook: webhook.webhook_id)
+    for seq in range(1, count + 2):
+        event = RunCompleted(session_id=f"s{seq % 50}", user_id="default", seq=seq, at=now(), run_id=f"r{seq}")
+        (change,) = calls_of([dead if seq <= count else a], [event])
+        await stage.store.inner.add_delivery(change.after)
+    async with stage.sending():
+        most_tasks = 0
+        for _ in range(120):
+            await asyncio.sleep(0.5)
+            most_tasks = max(most_tasks, len(asyncio.all_tasks()))
+            assert stage.receivers.arrived or now() < 1.0
+    assert len(await stage.left("dead")) == count and len(stage.receivers.times(url_of("dead"))) < 20
+    assert most_tasks < 600
+
+
+def test_dispatchers_that_work_at_once_lose_no_call_and_send_each_with_one_id() -> None:
+    async def schedule(seed: int) -> None:
+        rates: Any = {"error": 0.03, "unanswered": 0.03, "crash": 0.01, "delay": 0.1}
+        faults = Faults(FaultPlan(rates=rates), seed=seed)
+        stage = await made(a_webhook("a"), a_webhook("b"))
+        stage.receivers.answers[url_of("a")] = [UnreachableError("down"), 500, 500]
+        calls = await stage.end_runs(12)
+
+        async def is_done() -> bool:
+            return not (await stage.left("a") or await stage.left("b"))
+
+        store, options = LeaseForAll(stage.store.inner), {"post": stage.receivers}
+        pair = [Supervised(faults, store, stage.no_session, name=name, **options) for name in ("left", "right")]
+        await asyncio.gather(*(dispatcher.run_until(is_done) for dispatcher in pair))
+        arrived = Counter(stage.receivers.arrived)
+        assert {message_id for _, message_id in arrived} == {message_id_of(call) for call in calls}, "a call is lost"
+
+    assert spread(share(400, 40), schedule, yields=0.05, kills=0.0005)
 
 
 def test_each_call_arrives_whatever_fails_and_whoever_dies() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from typing import cast
 
@@ -36,6 +37,9 @@ class Inbox:
     first, and is idempotent by the delivery's id. The removal follows, and is compared by revision. After a kill in
     between, the delivery is carried out again: that only removes it.
 
+    One is carried out after the other, also if several dispatchers hand them over. Else a cancel might find no run
+    while a begin, which has read that its call waits, is about to begin one: nobody would end that.
+
     While it awaits the following, other work may run, and the process may crash:
 
     | awaited | what else may run | what a crash leaves |
@@ -51,6 +55,7 @@ class Inbox:
         self._admission = admission
         self._approvals = approvals
         self._alarm = alarm
+        self._receiving = asyncio.Lock()
 
     async def receive(self, sender: str, key: str, delivery_id: str, revision: int) -> str | None:
         """Carry out a delivery of another session; durable on return. Return the id of its run, if it begins one.
@@ -65,6 +70,10 @@ class Inbox:
             QueueFullError, SessionBusyError: it takes none now; nothing was stored. Try again later.
             InvalidInputError: the delivery can never be carried out; nothing was stored.
         """
+        async with self._receiving:
+            return await self._receive(sender, key, delivery_id, revision)
+
+    async def _receive(self, sender: str, key: str, delivery_id: str, revision: int) -> str | None:
         try:
             delivery = await self._store.delivery(SessionKey(sender, self._state.key.user_id), key)
         except SessionNotFoundError as error:

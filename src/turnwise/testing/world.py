@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any, cast
 
@@ -51,6 +51,7 @@ class World:
         engine: the engine; a `FaultyEngine` with these faults if omitted.
         store: the store, which may be shared with other worlds; a new one in memory if omitted.
         tells_webhooks: whether commits have the calls of the store's webhooks, as in processes of sessions.
+        clock: the session's clock; None: it reads the store's when it is loaded. The loop's if omitted.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class World:
         history: HistoryStore | None = None,
         memories: Sequence[MemorySlot] = (),
         tells_webhooks: bool = False,
+        clock: Callable[[], float] | None = lambda: asyncio.get_running_loop().time(),
     ) -> None:
         self.faults = faults
         self.session_id = session_id
@@ -76,6 +78,7 @@ class World:
         self._overflow = overflow
         self._memories = memories
         self._tells_webhooks = tells_webhooks
+        self._clock = clock
         self._processes: list[Process] = []
         self.process, self.core = self._begin()
 
@@ -162,7 +165,7 @@ class World:
             overflow=self._overflow,
             memories=self._memories,
             history=self.history,
-            clock=lambda: asyncio.get_running_loop().time(),
+            clock=self._clock,
             off_loop=inline,
             outbox=WebhookOutbox(self.store, NO_ALARM) if self._tells_webhooks else NO_OUTBOX,
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
@@ -25,6 +27,9 @@ from turnwise.memory.growing_pauses import GrowingPauses
 
 MAX_CALLS = 1000
 """How many calls the actor answers at once."""
+
+EXPECTED_SHARE = 0.2
+"""For this share of the time for which an actor stays that is expected, it is not told so again."""
 
 AFTER_S = 1.0
 """For how long a manager that opens a store puts off its look into it, in seconds."""
@@ -59,15 +64,20 @@ class DispatcherProcess:
         self._assignment = DispatcherAssignment(namespace, store_id, placement, leave_s)
         self._spec = spec
         self._actor: Any = None
+        self._expected_at = -math.inf
+        """When the actor was expected last, by a clock that is never set."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def expect(self) -> None:
-        """See `Alarm.expect`. An actor that is new is not waited for.
+        """See `Alarm.expect`. An actor that is new is not waited for. One that was just expected is not asked again.
 
         Raises:
             StoreError: Ray cannot start or reach the actor; nothing was stored.
         """
-        await self._expected()
+        now = time.monotonic()
+        if now >= self._expected_at + EXPECTED_SHARE * self._assignment.leave_s:
+            await self._expected()
+            self._expected_at = now
 
     async def _expected(self) -> Any:
         """Return the actor that is expected."""
@@ -108,6 +118,8 @@ class DispatcherProcess:
             actor = actor or await self._expected()
             with suppress(RayActorError):
                 is_told = await reached(actor, actor.tell.remote(due_at))
+            if not is_told:
+                self._expected_at = -math.inf
             actor = None  # unless it is told, it leaves or has ended
 
     async def _try_to_expect(self) -> Any:

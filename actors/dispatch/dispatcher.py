@@ -35,6 +35,10 @@ LEAST_SLEEP_S = 0.01
 BUSY_S = 0.25
 """How often the store is asked for what is due while attempts are under way, in seconds."""
 
+FRESH_S = 5.0
+"""For how many seconds a dispatcher that is told of something due takes its lease to be as it was, and reads first what
+is due."""
+
 PASSING_SHARE = 4
 """The deliveries of users who have enough under way are passed over again after so many times as long as that took."""
 
@@ -154,6 +158,8 @@ class Dispatcher:
         """How far the store's clock is ahead of `clock`, as of the last answer."""
         self._leads_until = 0.0
         """When the lease ends, by `clock`."""
+        self._asked_at = -math.inf
+        """When it asked for the lease last, by `clock`."""
         self._rival = ("", 0.0)
         """Who has the lease instead, and until when by the store's clock, as of the last answer."""
         self._rival_since = 0.0
@@ -201,8 +207,8 @@ class Dispatcher:
         """
         try:
             while True:
-                self._told_at = math.inf
-                self._wakes_at = self._clock() + max(LEAST_SLEEP_S, await self._work())
+                told_at, self._told_at = self._told_at, math.inf
+                self._wakes_at = self._clock() + max(LEAST_SLEEP_S, await self._work(told_at))
                 await self._sleep()
         finally:
             attempts = list(self._attempts.values())
@@ -220,9 +226,18 @@ class Dispatcher:
                 async with asyncio.timeout(left_s):  # `wait_for` swallows a cancel that comes as it wakes
                     await self._woken.wait()
 
-    async def _work(self) -> float:
-        """Hand over what is due; return for how many seconds there is nothing to do."""
+    async def _work(self, told_at: float) -> float:
+        """Hand over what is due; return for how many seconds there is nothing to do.
+
+        Args:
+            told_at: the earliest time that it was told, by the store's clock; `-inf` if that clock was set.
+        """
+        is_fresh = self.leads and self._clock() < self._asked_at + FRESH_S
         try:
+            if is_fresh and -math.inf < told_at <= self._now():
+                begun = await self._sweep()
+                if begun or self._is_busy or self._was_skipped:
+                    return BUSY_S if self._is_busy else 0.0
             lease = await self._renew()
             self._pauses.reset()
             if not self.leads:
@@ -282,7 +297,7 @@ class Dispatcher:
 
         Notes until when it lasts, counted from before it was asked for, whatever happens to the store's clock.
         """
-        asked_at = self._clock()
+        self._asked_at = asked_at = self._clock()
         lease = await self._store.lease_deliveries(self._holder, ttl_s)
         ends_at = asked_at + min(lease.until - lease.now, self._settings.lease_s)
         if lease.holder != self._holder:

@@ -36,6 +36,7 @@ import openai
 import ray
 
 import cancelling
+import deliveries
 import packing
 import serving
 import window
@@ -57,6 +58,8 @@ from turnwise import (
 )
 from turnwise.actors.cluster.actor_lookup import MAX_CALLS
 from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.state.alarm import NO_ALARM
+from turnwise.actors.session.state.outbox import WebhookOutbox
 from turnwise.engines import EngineBuilder, RunContext, SessionView, ToolLoop, ToolRegistry
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.events import AddsOutput, Event, TextDelta
@@ -102,6 +105,10 @@ class Scale:
     forgets: int
     followers: int
     followed_tokens: int
+    waiting: int
+    due: int
+    idle_minutes: float
+    agents: int
 
 
 FULL = Scale(
@@ -130,6 +137,10 @@ FULL = Scale(
     forgets=6,
     followers=500,
     followed_tokens=150,
+    waiting=100_000,
+    due=400,
+    idle_minutes=2.0,
+    agents=50,
 )
 QUICK = Scale(
     rounds=5,
@@ -157,6 +168,10 @@ QUICK = Scale(
     forgets=2,
     followers=20,
     followed_tokens=10,
+    waiting=5_000,
+    due=20,
+    idle_minutes=0.02,
+    agents=3,
 )
 
 
@@ -359,6 +374,7 @@ class Bench:
         """Return the numbers of transactions and statements of a turn, of a session core in this process."""
         traced = list[str]()
         core, store = await self._core_of(name, engine, traced.append)
+        await self._turns_of(core, prompt, 1, Samples())  # it reads what a process reads once a minute
         traced.clear()
         await self._turns_of(core, prompt, turns, Samples())
         await core.ownership.leave()
@@ -375,7 +391,7 @@ class Bench:
         store = SQLStore(self.url(name))
         with listening("connect", lambda connection, _: connection.set_trace_callback(trace)):
             await store.create(SessionRecord(session_id=name))
-            core = SessionCore(SessionKey(name), store, engine)
+            core = SessionCore(SessionKey(name), store, engine, outbox=WebhookOutbox(store, NO_ALARM))
             await core.transactor.activate()
         return core, store
 
@@ -694,6 +710,16 @@ class Bench:
             )
         )
 
+    def deliveries(self) -> None:
+        """Measure what sessions do by themselves, and what a turn costs that has nothing to do with it."""
+        scale = self.scale
+        _, statements = asyncio.run(self._sql_of_a_turn("undelivered", EchoEngine(), prompt_of(200), 20))
+        before = deliveries.STATEMENTS_BEFORE
+        self.table.judge("statements of a turn, as before deliveries", statements, before, "")
+        deliveries.agent_calls(self.table, self.folder, scale.agents)
+        deliveries.lateness(self.table, waiting=scale.waiting, due=scale.due)
+        deliveries.idleness(self.table, waiting=scale.waiting, minutes=scale.idle_minutes)
+
     def packed(self) -> None:
         """Measure the capacity and speed of packed hosts, and their recovery after a kill."""
         scale, manage = self.scale, packing.manage_in(self.folder, NAMESPACE)
@@ -854,6 +880,7 @@ PARTS: dict[str, Callable[[Bench], object]] = {
     "window": Bench.window,
     "memory": Bench.memory,
     "forgetting": Bench.forgetting,
+    "deliveries": Bench.deliveries,
     "packed": Bench.packed,
     "visits": Bench.visits,
     "http": Bench.http,

@@ -63,6 +63,18 @@ MEASURED = [
     "turn beside 3 others, 1,000 items of 10 users",
     "  while users are forgotten: p95",
     "manager.forget() of a user, verified",
+    *(
+        f"{title}, {where}"
+        for title in ("first turn of a new session", "turn that calls a tool", "turn that calls an agent")
+        for where in ("in process", "on Ray")
+    ),
+    *(
+        title
+        for place in (
+            f"{store}, {where}" for store in ("SQLite", "PostgreSQL", "Redis") for where in ("in process", "on Ray")
+        )
+        for title in (f"call of run to its start: {place}", f"  due of 5,000 that wait in {place}")
+    ),
     "activation, 400 sessions in SQLite: p99",
     "  the same verb again, resident",
     "bare calls of one async actor, 70 at once, each",
@@ -84,6 +96,9 @@ COUNTED = [
     "bytes stored a turn, to those of its text",
     "bytes stored a turn, beside its text",
     "p99 to the floor's p99",
+    "statements of a turn, as before deliveries",
+    "to both",
+    *(f"{store}, {waiting} waiting" for store in ("SQLite", "PostgreSQL", "Redis") for waiting in ("5,000", "0")),
     "memory of a bare actor's process",
     "memory of a session's process",
     "of which modules, in a process without Ray's",

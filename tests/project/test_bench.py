@@ -11,6 +11,8 @@ import pytest
 
 BENCH = Path(__file__).parents[1] / "bench/bench.py"
 
+PLACES = [f"{store}, {where}" for store in ("SQLite", "PostgreSQL", "Redis") for where in ("in process", "on Ray")]
+
 MEASURED = [
     "bare call of an empty async actor",
     "durable turn: run + wait, on SQLite",

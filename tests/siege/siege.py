@@ -1,7 +1,8 @@
 """Attacks turnwise from outside: `make siege`. Writes the results to LAST.md beside this file.
 
-Callers, kills, freezes, crashes of servers, ends of programs, rival Rays, restores of older copies, bad calls,
-abandoned waits and damaged archives, all at once, on SQLite, PostgreSQL and Redis in turn. The result is checked with a
+Callers, timers, messages, teams of agents, webhooks, kills, freezes, crashes of servers, ends of programs, rival Rays,
+restores of older copies, bad calls, abandoned waits and damaged archives, all at once, on SQLite, PostgreSQL and Redis
+in turn. The result is checked with a
 simple ledger and with what `sqlite3`, `psycopg` and `redis` read from the store, without code of `turnwise.testing`.
 
     make siege ARGS="--minutes 20 --seed 0 --store sqlite redis"
@@ -26,14 +27,16 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 import ray
 from siege_callers import ANSWER_S, Caller, misuse, mutate
-from siege_engine import SiegeEngine
+from siege_engine import SiegeEngine, tasks_of
 from siege_ledger import Entry, Ledger
-from siege_stores import STORES, Found, Store
+from siege_stores import IMPORTED, STORES, Found, Store
 
 from processes.large_settings import orphan
+from servers.webhook_receiver import Receiver
 from turnwise import AsyncSessionManager, Dedicated, LexicalMemory, NotFoundError, Packed, SessionConfig, TurnwiseError
 from turnwise.errors import RunEndedError
 from turnwise.stores import SQLItems
+from webhook_calls import ToldRuns
 
 HERE = Path(__file__).parent
 NAMESPACE = "siege"
@@ -80,14 +83,23 @@ class Siege:
             config=SessionConfig(cancel_grace_s=0.5, idle_s=20.0),
             namespace=NAMESPACE,
         )
+        chats = sorted({chat for _, chat in stage.sessions})
         self._callers = [
-            Caller(self._manager, self.ledger, user, chat, f"{stage.seed}/{user}/{chat}/{number}")
+            Caller(self._manager, self.ledger, user, chat, chats=chats, seed=f"{stage.seed}/{user}/{chat}/{number}")
             for user, chat in stage.sessions
             for number in range(2)
         ]
+        self._receiver = Receiver()
 
     async def run(self) -> None:
         """Attack for the length of the stage, then wait until everything has ended, and check the store."""
+        try:
+            await self._run()
+        finally:
+            self._receiver.close()
+
+    async def _run(self) -> None:
+        await self._manager.webhook(self._receiver.url, events=["run.completed"], allow_private=True)
         for user, chat in self._stage.sessions:
             await self._manager.open(chat, user_id=user)
         dedicated = self._stage.name == "sqlite"
@@ -95,6 +107,8 @@ class Siege:
             (self._kill, 6.0 if dedicated else 10.0),
             (self._freeze_owner, 15.0),
             (self._kill_dispatcher, 12.0),
+            (self._kill_agent, 10.0),
+            (self._lose_receiver, 20.0),
             (self._crash_store, 25.0),
             (self._freeze_store, 20.0),
             (self._cut, 3.0),
@@ -149,6 +163,24 @@ class Siege:
                 with contextlib.suppress(ValueError):  # it has left
                     ray.kill(ray.get_actor(actor["name"], namespace=NAMESPACE), no_restart=False)
                     self.ledger.deeds["kill of a dispatcher"] += 1
+
+    async def _kill_agent(self) -> None:
+        """Kill the process of an agent that a run has called, if one has a process."""
+        with contextlib.suppress(TurnwiseError, ProcessLookupError):
+            user = self._dice.choice(self._stage.sessions)[0]
+            sessions = [session for session in await self._manager.list(user_id=user) if session.called_by]
+            if sessions:
+                session = await self._manager.get(self._dice.choice(sessions).session_id, user_id=user)
+                if (pid := (await session.info()).pid) and pid != os.getpid():
+                    os.kill(pid, signal.SIGKILL)
+                    self.ledger.deeds["kill of an agent's process"] += 1
+
+    async def _lose_receiver(self) -> None:
+        """Have the receiver of webhooks answer with errors for a while."""
+        self._receiver.status = self._dice.choice((500, 503))
+        await asyncio.sleep(1 + 3 * self._dice.random())
+        self._receiver.status = 200
+        self.ledger.deeds["receiver of webhooks that was away"] += 1
 
     async def _freeze_owner(self) -> None:
         if (pid := await self._owner()) and pid != os.getpid():
@@ -294,12 +326,13 @@ class Siege:
             with contextlib.suppress(TurnwiseError):
                 await caller.release()
                 session = await caller.session()
-                scheduled = await caller.result_of(session.schedules())
+                scheduled = await caller.result_of(self._manager.schedules(user_id=caller.user))
+                due = [delivery for delivery in scheduled if not delivery.session_id.startswith(IMPORTED)]
                 info = await caller.result_of(session.info())
-                waiting = bool(scheduled.items or info.active_run_id)
+                waiting = bool(due or info.active_run_id)
             await asyncio.sleep(0.5)
         if waiting:
-            self.ledger.violate(f"{caller.user}'s {caller.chat} still has schedules {DUE_S:g} s after they were due")
+            self.ledger.violate(f"{caller.user}'s {caller.chat} still has to do something after {DUE_S:g} s")
 
     async def _judge(self) -> None:
         ledger, records = self.ledger, await asyncio.to_thread(self._store.read)
@@ -330,7 +363,11 @@ class Siege:
                     ledger.deeds["end that a restore took"] += 1
                     continue
                 ledger.violate(f"run {entry.run_id} is {records.runs[entry.run_id]}, and {entry.state} was told")
+        self._judge_teams(records)
+        await self._judge_webhooks(records)
         for run_id, state in records.runs.items():
+            if run_id.startswith("agent-") and state not in SETTLED:
+                ledger.violate(f"the run {run_id} of an agent is {state}, and nobody waits for it")
             if state in SETTLED and records.ends.get(run_id) != 1:
                 ledger.violate(f"run {run_id} has {records.ends.get(run_id, 0)} ends")
         if self._leaks.exists():
@@ -345,6 +382,36 @@ class Siege:
             self.ledger.violate(f"schedule {entry.token} was cancelled, and has begun {runs}")
         elif not runs and not entry.cancelled_s and not self.ledger.may_be_gone(entry):
             self.ledger.violate(f"schedule {entry.token} was acknowledged and is lost")
+
+    def _judge_teams(self, records: Found) -> None:
+        """Check that each agent that was called has its task once, and that a team that completed has called all."""
+        for task, users in records.tasks.items():
+            if len(users) != 1 or users[0] != task.split(".")[1]:
+                self.ledger.violate(f"task {task} of an agent is stored for {users}")
+        for entry in self.ledger.entries.values():
+            if entry.is_team and entry.state == "completed" and not self.ledger.may_have_ended_otherwise(entry):
+                tasks = [task.split()[0] for task in tasks_of(entry.token)]
+                if lost := [task for task in tasks if task not in records.tasks]:
+                    self.ledger.violate(f"run {entry.run_id} completed without its agents' {lost}")
+
+    async def _judge_webhooks(self, records: Found) -> None:
+        """Check that the receiver is told of each run that completed, by calls with one id each."""
+        run_ids = [
+            entry.run_id
+            for entry in self.ledger.entries.values()
+            if entry.run_id and entry.state == "completed" and not self.ledger.may_have_ended_otherwise(entry)
+        ]
+        until = time.monotonic() + DUE_S
+        while ToldRuns(list(self._receiver.requests)).missing(run_ids) and time.monotonic() < until:
+            await asyncio.sleep(1.0)
+        told = ToldRuns(list(self._receiver.requests))
+        self.ledger.deeds["call of a webhook"] += len(self._receiver.requests)
+        self.ledger.deeds["run of which a receiver was told"] += len(run_ids)
+        for problem, runs in (("told nobody", told.missing(run_ids)), ("several calls", told.doubled(run_ids))):
+            for run_id in runs:
+                self.ledger.violate(f"a webhook's receiver: run {run_id} completed, and {problem}")
+        for violation in told.broken:
+            self.ledger.violate(violation)
 
     async def _check_told(self, run_id: str | None, user: str) -> None:
         """Check that a run that was lost by a restore is reported as not found."""

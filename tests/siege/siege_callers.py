@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from siege_engine import answer_to, tasks_of
 from siege_ledger import Entry, Ledger
 from siege_stores import IMPORTED
 
@@ -44,11 +45,14 @@ Result = TypeVar("Result")
 class Caller:
     """A caller of one session: runs, waits, cancels, approves, reads and forks, and records everything."""
 
-    def __init__(self, manager: AsyncSessionManager, ledger: Ledger, user: str, chat: str, seed: str) -> None:
+    def __init__(
+        self, manager: AsyncSessionManager, ledger: Ledger, user: str, chat: str, *, chats: Sequence[str], seed: str
+    ) -> None:
         self._manager = manager
         self._ledger = ledger
         self.user = user
         self.chat = chat
+        self._chats = chats
         self._dice = random.Random(seed)
 
     async def call(self, is_over: Callable[[], bool]) -> None:
@@ -59,6 +63,9 @@ class Caller:
             self.cancel: 2,
             self.approve: 2,
             self.schedule: 2,
+            self.speak: 1,
+            self.send: 2,
+            self.team: 1,
             self.follow: 2,
             self.read: 2,
             self.fork: 1,
@@ -131,6 +138,45 @@ class Caller:
             if await self.result_of(session.cancel_schedule(entry.token)):
                 entry.cancelled_s = time.monotonic()
                 self._ledger.deeds["schedule that was cancelled"] += 1
+
+    async def speak(self) -> None:
+        """Have the session say a text; repeat it with the same key while its outcome is unknown."""
+        entry = self._ledger.ask(self.user, self.chat)
+        handle = None
+        while handle is None:
+            session = await self.session()
+            with suppress(NotFoundError):
+                handle = await self.result_of(session.say(f"{entry.token} of my own", key=entry.token))
+        self._ledger.tell(entry, handle.run_id)
+        self._ledger.deeds["text that a session said"] += 1
+        await self.end(handle, entry)
+
+    async def send(self) -> None:
+        """Send a message to a session of the user. Without an acknowledgement it is not repeated."""
+        session = await self.session()
+        to_chat = self._dice.choice(self._chats)
+        entry = self._ledger.ask(self.user, to_chat)
+        await self.result_of(session.send(to_chat, f"{entry.token} say"))
+        self._ledger.tell(entry)
+        self._ledger.deeds["message to a session"] += 1
+
+    async def team(self) -> None:
+        """Run a prompt whose run calls agents; cancel some in the middle. Check the results of those that complete."""
+        handle, entry = await self.run("team")
+        entry.is_team = True
+        self._ledger.deeds["team"] += 1
+        if self._dice.random() < 0.3:
+            await asyncio.sleep(self._dice.random() * 2)
+            await self.result_of(handle.cancel("no team"))
+            self._ledger.deeds["team that was cancelled"] += 1
+        await self.end(handle, entry)
+        turn = await self.result_of(handle.wait(ANSWER_S))
+        results = [block for block in turn.output if block.kind == "tool_result"]
+        expected = [answer_to(task) for task in tasks_of(entry.token)]
+        for result, answer in zip(results, expected, strict=True):
+            if not result.is_error and result.text != answer:
+                self._ledger.violate(f"run {handle.run_id}: an agent has answered {result.text!r}, not {answer!r}")
+            self._ledger.deeds[f"agent that {'failed or was lost' if result.is_error else 'answered'}"] += 1
 
     async def approve(self) -> None:
         """Run a prompt whose tool waits for approval; stop some waits, then decide, or leave that to another caller."""

@@ -30,6 +30,8 @@ class Entry:
     """The id of the schedule that brings it, if one does."""
     cancelled_s: float = 0.0
     """When it was acknowledged that the schedule was cancelled, 0: never."""
+    is_team: bool = False
+    """Whether its run calls agents."""
 
 
 @dataclass(slots=True)

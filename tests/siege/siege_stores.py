@@ -16,12 +16,12 @@ from typing import Any, Protocol
 
 import psycopg
 from psycopg import sql
-from siege_engine import TOKEN
+from siege_engine import TASK, TOKEN
 
 from servers.postgres_server import PostgresServer
 from servers.redis_server import RedisServer
 
-TABLES = ("sessions", "borrowed", "blocks", "turns", "runs", "events")
+TABLES = ("sessions", "borrowed", "blocks", "turns", "runs", "events", "deliveries")
 
 TERMINAL = ("run_completed", "run_cancelled", "run_failed", "run_interrupted")
 
@@ -34,7 +34,10 @@ class Found:
     """The content of a store."""
 
     tokens: dict[str, list[str]] = field(default_factory=dict)
-    """For each token, the users of the sessions whose logs have a prompt with it; one user if all is well."""
+    """For each token, the users of the sessions whose logs have a prompt, or a text that was said, with it; one user if
+    all is well."""
+    tasks: dict[str, list[str]] = field(default_factory=dict)
+    """The same for each task of an agent."""
     runs: dict[str, str] = field(default_factory=dict)
     """The states of runs by id."""
     ends: dict[str, int] = field(default_factory=dict)
@@ -44,9 +47,11 @@ class Found:
 
     def add_block(self, body: str, user: str) -> None:
         """Count the tokens of one stored block."""
-        if json.loads(body)["kind"] == "user":
+        if json.loads(body)["kind"] in ("user", "text"):
             for owner, number in TOKEN.findall(body):
                 self.tokens.setdefault(f"tok.{owner}.{number}", []).append(user)
+            for owner, number, part in TASK.findall(body):
+                self.tasks.setdefault(f"task.{owner}.{number}.{part}", []).append(user)
 
     def add_log(self, name: str, positions: Iterable[int], size: int) -> None:
         """Check that a log has each position up to its size."""

@@ -9,9 +9,11 @@ import os
 import random
 import re
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +23,19 @@ from ray.cluster_utils import Cluster
 from processes.large_settings import orphan
 from processes.local_cluster import HEALTH, NODE
 from servers.postgres_server import PostgresServer
+from servers.webhook_receiver import Receiver
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
+from turnwise.actors.inference.tools.agent_tool import agent_tool
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import SessionNotFoundError
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.items.base import all_stored
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
+from turnwise.memory.stores.reading import TURN_INDEX, pages
 from turnwise.memory.stores.urls import open_store
 from turnwise.testing.acknowledged import Acknowledged
 from turnwise.testing.chaos import Bounds, chaos
@@ -39,6 +45,7 @@ from turnwise.testing.faulty_url import faulty_url
 from turnwise.testing.killers import ActorKiller, Doing, Killer, SessionKiller, WriteLock
 from turnwise.testing.report import Report
 from turnwise.testing.workload import Workload
+from webhook_calls import ToldRuns
 
 NAMESPACE = "soak"
 
@@ -62,6 +69,11 @@ STORE = FaultPlan(
 
 MEMORY_S = 120.0
 """The time limit for a session's memory to save all turns at the end, in seconds."""
+
+HELPER = agent_tool("helper", description="Does a part of the work.", timeout_s=30.0)
+
+CALLS_S = 120.0
+"""The time limit for all calls of webhooks to arrive at the end, in seconds."""
 
 Killers = Callable[[AsyncSessionManager, Sequence[str]], Iterator[tuple[Killer, float]]]
 
@@ -174,23 +186,24 @@ def nodes_on_postgres(setting: Setting) -> Report:
 def _run(setting: Setting, url: str, placement: Placement, killers: Killers, title: str) -> Report:
     journal, acknowledged = setting.folder / "faults.jsonl", Acknowledged(setting.folder / "told.jsonl")
     facts_url = url if url.startswith("postgresql") else f"sqlite:///{setting.folder}/facts.db"
-    workload = Workload(sessions=setting.sessions, callers=3, calls=0.3, tag=f"soak-{setting.seed}")
+    workload = Workload(sessions=setting.sessions, callers=3, calls=0.3, agents=0.05, tag=f"soak-{setting.seed}")
 
-    async def run() -> Report:
+    async def run(receiver: Receiver) -> Report:
         faults = Faults(FaultPlan(rates=RATES), journal=journal)
         async with AsyncSessionManager(
             faulty_url(url, STORE, seed=setting.seed, journal=journal),
-            engine=FaultyEngine(faults, tools=ToolRegistry(look), late_s=3.0, for_real=True),
+            engine=FaultyEngine(faults, tools=ToolRegistry(look, HELPER), late_s=3.0, for_real=True),
             memory=[LexicalMemory(SQLItems(facts_url))],
             config=SessionConfig(cancel_grace_s=0.2, memory=MemoryConfig(recall=False)),
             placement=placement,
             namespace=NAMESPACE,
         ) as manager:
+            await manager.webhook(receiver.url, events=["run.completed"], allow_private=True)
             report = await chaos(
                 manager,
                 lambda: open_store(url),
                 acknowledged,
-                killers=killers,
+                killers=lambda *of: [*killers(*of), (Doing("receiver of webhooks away", away), 20.0)],
                 workload=workload,
                 bounds=Bounds(seconds=setting.seconds, most_s=setting.seconds, settle_s=300.0),
                 seed=setting.seed,
@@ -198,10 +211,44 @@ def _run(setting: Setting, url: str, placement: Placement, killers: Killers, tit
                 title=title,
             )
             counts, broken = await _audit_memory(manager, facts_url, acknowledged)
+            broken += await _audit_webhooks(url, receiver, acknowledged, counts)
         counts.update(report.audit.counts)
         return replace(report, audit=replace(report.audit, counts=counts), unsettled=(*report.unsettled, *broken))
 
-    return asyncio.run(run())
+    receiver = Receiver()
+
+    def away() -> None:
+        receiver.status = 503
+        signal.sigtimedwait([], 1.0)
+        receiver.status = 200
+
+    try:
+        return asyncio.run(run(receiver))
+    finally:
+        receiver.close()
+
+
+async def _audit_webhooks(url: str, receiver: Receiver, acknowledged: Acknowledged, counts: Counter[str]) -> list[str]:
+    """Check that the receiver is told of each run that completed, by calls with one id each; return violations."""
+    store = open_store(url)
+    run_ids = [
+        run.run_id
+        for session_id in acknowledged.session_ids
+        async for runs in pages(partial(store.runs, SessionKey(session_id)), -1, TURN_INDEX)
+        for run in runs
+        if run.state == "completed" and not run.leads_to
+    ]
+    await store.close()
+    until = time.monotonic() + CALLS_S
+    while ToldRuns(list(receiver.requests)).missing(run_ids) and time.monotonic() < until:
+        await asyncio.sleep(1.0)
+    told = ToldRuns(list(receiver.requests))
+    counts["run of which a receiver was told"] = len({*run_ids})
+    return [
+        *(f"a webhook's receiver was not told that run {run_id} completed" for run_id in told.missing(run_ids)),
+        *(f"a webhook's receiver got several calls of run {run_id}" for run_id in told.doubled(run_ids)),
+        *told.broken,
+    ]
 
 
 async def _audit_memory(

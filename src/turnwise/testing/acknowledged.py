@@ -14,7 +14,7 @@ from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import Block, User, encode
 from turnwise.testing.faults import append_line
 
-NoteKind = Literal["prompt", "run", "end", "fork", "followed", "gone", "dropped"]
+NoteKind = Literal["prompt", "run", "end", "fork", "followed", "gone", "dropped", "said"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,8 @@ class Note:
 
     kind: NoteKind
     """What was acknowledged: a stored prompt, a started or queued run, the end of a run, a fork, reading a run's events
-    to the end, the deletion of a session, a prompt that was not stored since another run was active."""
+    to the end, the deletion of a session, a prompt that was not stored since another run was active, a text that a
+    session said, as its `prompt`."""
     session_id: str
     called_at: float = 0.0
     """The time of the call, on the recorder's clock."""
@@ -83,6 +84,15 @@ class Acknowledged:
             self._add("prompt", session_id, called_at, prompt=prompt, run_id=run_id, turn_index=turn_index)
         if run_id:
             self._add("run", session_id, called_at, run_id=run_id, turn_index=turn_index, silence_s=silence_s)
+
+    def said(self, session_id: str, text: str, called_at: float, *, run_id: str, turn_index: int | None = None) -> None:
+        """Record that a text that a session says by itself is stored, or queued, by this run.
+
+        Args:
+            text: a text that is unique in the session.
+            called_at: `clock()` before the call.
+        """
+        self._add("said", session_id, called_at, prompt=text, run_id=run_id, turn_index=turn_index)
 
     def ended(self, session_id: str, run_id: str, state: str, blocks: Sequence[Block] | None = None) -> None:
         """Record the final state of a run, and the blocks of its turn if it has one."""

@@ -19,6 +19,7 @@ from turnwise.memory.conversation.blocks import (
     Image,
     Summary,
     System,
+    Text,
     Thinking,
     ToolResult,
     ToolUse,
@@ -88,7 +89,7 @@ async def audit(
     debounced prompt begins before its seconds of silence have passed; each acknowledged run is stored with the
     acknowledged state and turn, or is merged into one that is; a follower of a run saw each of its events once; no run
     has ended as lost, or was resumed, unless its process died while it was active; no delivery whose run is stored
-    waits to be carried out.
+    waits to be carried out; a text that a session said is stored once; an agent has one run at most.
 
     Args:
         user_id: whose sessions these are.
@@ -122,9 +123,11 @@ async def audit(
             *_removed_stay_away(session),
             *_events_tell(session.events, steps),
             *_notes_hold(session, steps, session_notes, discards=discards),
+            *_said_once(session.runs, steps, session_notes),
             *_silence_holds(session, session_notes),
             *_losses_hold(session.runs, (deaths or {}).get(session_id)),
             *_deliveries_hold(session),
+            *_agents_hold(session),
         ]
         violations += [Violation(session_id, law, problem) for law, problem in findings]
         counts += Counter(sessions=1, turns=len(session.turns), runs=len(session.runs), events=len(session.events))
@@ -144,6 +147,8 @@ class StoredSession:
     doubles: Sequence[Event]
     """Events with the number of another event."""
     deliveries: Sequence[Delivery] = ()
+    called_by: str | None = None
+    """The session whose run has called it as an agent."""
 
 
 async def read_session(store: SessionStore, key: SessionKey, history: HistoryStore | None = None) -> StoredSession:
@@ -153,12 +158,13 @@ async def read_session(store: SessionStore, key: SessionKey, history: HistorySto
         SessionNotFoundError: no session has this id.
         CorruptRecordError: a record cannot be read.
     """
-    log = (await store.get(key)).log
+    record = await store.get(key)
+    log = record.log
     runs = [run async for page in pages(partial(store.runs, key), -1, TURN_INDEX) for run in page]
     events, doubles = await _read_events(store, key, history)
     whole = await CachedBlocks(key.session_id, store).read_events(events, log)
     deliveries = [delivery async for delivery in deliveries_of(store, key)]
-    return StoredSession(log, await read_turns(store, key), runs, whole, doubles, deliveries)
+    return StoredSession(log, await read_turns(store, key), runs, whole, doubles, deliveries, record.called_by)
 
 
 async def read_turns(store: SessionStore, key: SessionKey) -> list[Turn]:
@@ -219,6 +225,11 @@ def _deliveries_hold(session: StoredSession) -> Iterator[Finding]:
     for delivery in session.deliveries:
         if delivery.to_session is None and delivery.run_id in run_ids:
             yield "carried out once", f"delivery {delivery.key!r} is still there, and its run {delivery.run_id!r}, too"
+
+
+def _agents_hold(session: StoredSession) -> Iterator[Finding]:
+    if session.called_by is not None and len(session.runs) > 1:
+        yield "an agent is called once", f"it has the runs {[run.run_id for run in session.runs]}"
 
 
 def _successors_hold(runs: Iterable[RunRecord]) -> Iterator[Finding]:
@@ -434,6 +445,16 @@ def _notes_hold(
     yield from _in_order(present)
 
 
+def _said_once(runs: Iterable[RunRecord], steps: Iterable[_Step], notes: Iterable[Note]) -> Iterator[Finding]:
+    said = [note for note in notes if note.kind == "said"]
+    times = Counter(block.text for block in _blocks_once(steps) if isinstance(block, Text)) if said else Counter()
+    states = {run.run_id: run.state for run in runs}
+    for note in said:
+        state, count = states.get(note.run_id or ""), times[note.prompt or ""]
+        if count != (state == "completed"):
+            yield "said once", f"{note.prompt!r} of run {note.run_id!r}, which is {state}, is said {count} times"
+
+
 def _silence_holds(session: StoredSession, notes: Iterable[Note]) -> Iterator[Finding]:
     runs = {run.run_id: run for run in session.runs}
     began = {event.run_id: event.at for event in reversed(session.events) if isinstance(event, RunStarted)}
@@ -481,14 +502,18 @@ def _seqs(events: Sequence[Event]) -> dict[str | None, list[int]]:
 def _places(steps: Iterable[_Step]) -> dict[str, list[int]]:
     """Return the positions of each prompt in reading order; a block that several turns share counts once."""
     positions: dict[str, list[int]] = {}
-    covered, count = Seen(), 0
+    prompts = (block for block in _blocks_once(steps) if isinstance(block, User))
+    for count, prompt in enumerate(prompts, 1):
+        positions.setdefault(prompt.text, []).append(count)
+    return positions
+
+
+def _blocks_once(steps: Iterable[_Step]) -> Iterator[Block]:
+    """Yield all blocks in reading order; one that several turns share is yielded once."""
+    covered = Seen()
     for step in steps:
         new = [part for span in (*step.new, *step.turn.record.prompt) for part in covered.take(span)]
-        for block in step.turn.cache.read(new):
-            if isinstance(block, User):
-                count += 1
-                positions.setdefault(block.text, []).append(count)
-    return positions
+        yield from step.turn.cache.read(new)
 
 
 def _followed(note: Note, seqs: Sequence[int]) -> Iterator[Finding]:

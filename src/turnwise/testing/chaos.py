@@ -21,6 +21,9 @@ from turnwise.testing.killers import Killer
 from turnwise.testing.report import Report
 from turnwise.testing.workload import Caller, Workload
 
+DUE_S = 600.0
+"""What is due within so many seconds after the end, after attempts that failed, is waited for."""
+
 LOOK_S = 0.25
 """The interval in which faults are counted, in seconds."""
 
@@ -112,10 +115,11 @@ async def chaos(
     unsettled = [
         f"a caller of {callers[index].session_id!r} has no answer" for index, task in enumerate(calling) if task in late
     ]
-    settling_s = time.monotonic() - ended
     store, history = open_store(), open_history() if open_history else None
     try:
-        ids = dict.fromkeys([*session_ids, *acknowledged.session_ids])
+        unsettled += await _settled(store, ended + bounds.settle_s)
+        settling_s = time.monotonic() - ended
+        ids = dict.fromkeys([*session_ids, *acknowledged.session_ids, *await _agents(store)])
         report = await audit(store, ids, acknowledged, history, deaths=dict.fromkeys(ids, ()) if none_die else None)
     finally:
         await store.close()
@@ -132,6 +136,36 @@ async def chaos(
         audit=report,
         unsettled=tuple(unsettled),
     )
+
+
+async def _settled(store: SessionStore, until: float) -> list[str]:
+    """Wait until sessions, and the agents that they called, have done what was due; return what they have not.
+
+    Args:
+        until: a time of the monotonic clock.
+    """
+    while True:
+        now = await store.now()
+        due = [delivery for delivery in await store.deliveries() if (delivery.due_at or 0.0) <= now + DUE_S]
+        running = (await store.unsettled()).items
+        if not due and not running:
+            return []
+        if time.monotonic() >= until:
+            waiting = [
+                f"delivery {delivery.key!r} of {delivery.session_id!r} is due: {delivery.why}" for delivery in due
+            ]
+            return [*waiting, *(f"session {key.session_id!r} has a run that does not end" for key in running)]
+        await asyncio.sleep(LOOK_S)
+
+
+async def _agents(store: SessionStore) -> list[str]:
+    """Return the ids of sessions of agents."""
+    sessions, cursor = list[str](), None
+    while True:
+        page = await store.query(cursor=cursor)
+        sessions += [session.session_id for session in page if session.called_by is not None]
+        if (cursor := page.cursor) is None:
+            return sessions
 
 
 async def until_enough(

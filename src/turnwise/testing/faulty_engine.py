@@ -37,6 +37,8 @@ async def look() -> str:
 class FaultyEngine:
     """Streams `answer to <prompt>`, word by word. If it has tools, a prompt with `call:name` makes it call that tool.
 
+    An agent gets a task.
+
     Each model call is a point of faults, `engine.run`. It raises if a provider would refuse the conversation.
 
     Args:
@@ -85,7 +87,9 @@ class FaultyEngine:
                 return [Thinking(text="hm")]
         prompt = "".join(block.text for block in turn.new_blocks[-1:] if isinstance(block, User))
         if self._tools and (call := _CALL.search(prompt)):
-            return [ToolUse(call_id=f"{context.run_id}-1", name=call[1], input={})]
+            called = self._tools.find(call[1])
+            task = {"task": f"the task of {context.run_id}"} if called and called.agent else {}
+            return [ToolUse(call_id=f"{context.run_id}-1", name=call[1], input=task)]
         return await self._answer(" ".join(["answer to", *_prompts(turn)]), context, kind)
 
     async def _answer(self, text: str, context: StepContext, kind: Kind | None) -> Sequence[AnyBlock]:

@@ -71,8 +71,14 @@ class Workload:
     forks: float = 0.02
     schedules: float = 0.05
     """The rate of prompts that a session is to begin a run with by itself, a moment later."""
+    says: float = 0.03
+    """The rate of texts that a session says by itself."""
+    sends: float = 0.03
+    """The rate of messages to another session."""
     calls: float = 0.0
     """The rate of runs that ask for a call of the tool `look`, so that others can join them: see `FaultyEngine`."""
+    agents: float = 0.0
+    """The rate of runs that ask for a call of the agent `helper`: see `FaultyEngine`."""
     run_timeout_s: float = 2.0
     """The time limit of a run, in seconds; it ends engines that hang."""
     tag: str = "chaos"
@@ -113,15 +119,23 @@ class Caller:
         while not is_over():
             number += 1
             prompt = f"{self.session_id} {self._name} {number}"
-            drawn, rates = self._dice.random(), self._workload
-            if drawn < rates.appends:
-                await self._append(session, prompt)
-            elif drawn < rates.appends + rates.forks:
-                await self._fork(session, f"{self.session_id}-{self._name}-{number}")
-            elif drawn < rates.appends + rates.forks + rates.schedules:
-                await self._schedule(session, prompt)
-            else:
-                await self._run(session, prompt)
+            rates = self._workload
+            others = {"append": rates.appends, "fork": rates.forks, "schedule": rates.schedules}
+            others |= {"say": rates.says, "send": rates.sends}
+            (way,) = self._dice.choices([*others, "run"], [*others.values(), 1.0 - sum(others.values())])
+            match way:
+                case "append":
+                    await self._append(session, prompt)
+                case "fork":
+                    await self._fork(session, f"{self.session_id}-{self._name}-{number}")
+                case "schedule":
+                    await self._schedule(session, prompt)
+                case "say":
+                    await self._say(session, prompt)
+                case "send":
+                    await self._send(session, prompt)
+                case _:
+                    await self._run(session, prompt)
 
     async def _append(self, session: AsyncSession, prompt: str) -> None:
         called_at = self._acknowledged.clock()
@@ -155,6 +169,36 @@ class Caller:
         if run:
             await self._wait(run)
 
+    async def _say(self, session: AsyncSession, text: str) -> None:
+        called_at = self._acknowledged.clock()
+        try:
+            run = await self._repeat(lambda: session.say(text, key=text))
+        except QueueFullError as error:
+            self._note(error)
+            return
+        self._acknowledged.said(session.id, text, called_at, run_id=run.run_id, turn_index=run.turn_index)
+        await self._wait(run)
+
+    async def _send(self, session: AsyncSession, text: str) -> None:
+        """Send a message to one of the sessions; wait until it has been delivered."""
+        called_at = self._acknowledged.clock()
+        to_session = self._dice.choice(self._workload.session_ids)
+        try:
+            message = await session.send(to_session, text)
+        except (OverloadedError, SessionLostError, StoreError) as error:
+            self._note(error)  # the outcome may be unknown, and a repeated message is another one
+            return
+        while any(  # noqa: ASYNC110 - nobody tells a sender that its message has arrived
+            other.key == message.key for other in await self._repeat(session.schedules)
+        ):
+            await asyncio.sleep(AGAIN_S)
+        run = await self._repeat(lambda: self._manager.execution(message.run_id))
+        about: dict[str, Any] = {"run_id": run.run_id, "turn_index": run.turn_index}
+        self._acknowledged.stored(to_session, [text], called_at, **about)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._end(run))  # it has no time limit
+        await self._wait(run)
+
     async def _begun(self, session: AsyncSession, schedule: Delivery) -> AsyncExecutionHandle | None:
         """Return the run that a schedule has begun; None if there is none. Each attempt that failed has another id."""
         for revision in range(schedule.revision, schedule.revision + ATTEMPTS):
@@ -167,8 +211,9 @@ class Caller:
         called_at = self._acknowledged.clock()
         policy = self._dice.choice(IF_BUSY)
         joins = policy == "inject"
-        if not joins and self._dice.random() < self._workload.calls:
-            prompt += " call:look"
+        if not joins:
+            calls = self._workload.calls, self._workload.agents
+            prompt += self._dice.choices((" call:look", " call:helper", ""), (*calls, 1.0 - sum(calls)))[0]
         settings: dict[str, Any] = {
             "if_busy": policy,
             "debounce_s": SILENCE_S if policy == "debounce" else None,

@@ -22,8 +22,8 @@ from turnwise.memory.stores.urls import open_store
 
 MakeManager = Callable[..., SessionManager]
 
-TAKEN_OVER_S = 150.0
-"""The time of a lease, and some more for processes to start."""
+TAKEN_OVER_S = 75.0
+"""Below the time of a lease: the death of the other Ray is noticed, some time for processes to start included."""
 
 
 def program(url: str) -> None:

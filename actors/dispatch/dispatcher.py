@@ -35,10 +35,6 @@ LEAST_SLEEP_S = 0.01
 BUSY_S = 0.25
 """How often the store is asked for what is due while attempts are under way, in seconds."""
 
-FRESH_S = 5.0
-"""For how many seconds a dispatcher that is told of something due takes its lease to be as it was, and reads first what
-is due."""
-
 PASSING_SHARE = 4
 """The deliveries of users who have enough under way are passed over again after so many times as long as that took."""
 
@@ -61,6 +57,9 @@ class DispatchSettings:
     not learn of the death. It is above `idle_s`."""
     standby_s: PositiveSeconds = 30.0
     """How often a dispatcher without the lease looks whether it may take it, in seconds."""
+    fresh_s: PositiveSeconds = 5.0
+    """For how many seconds a dispatcher that is told of something due takes its lease to be as it was: then it reads
+    first what is due, and looks at its lease afterwards."""
     attempt_s: PositiveSeconds = 60.0
     """After how many seconds a session that does not answer counts as failed."""
     first_pause_s: PositiveSeconds = 1.0
@@ -232,7 +231,7 @@ class Dispatcher:
         Args:
             told_at: the earliest time that it was told, by the store's clock; `-inf` if that clock was set.
         """
-        is_fresh = self.leads and self._clock() < self._asked_at + FRESH_S
+        is_fresh = self.leads and self._clock() < self._asked_at + self._settings.fresh_s
         try:
             if is_fresh and -math.inf < told_at <= self._now():
                 begun = await self._sweep()

@@ -83,10 +83,12 @@ class Delivery(Record):
     def run_id(self) -> str:
         """The id of the run that this occurrence begins. It is the same each time the occurrence is attempted.
 
-        Of a delivery to another session it is also the same after an attempt that failed: no commit has both the run
-        and the delivery, so the run may be stored although the attempt failed.
+        So an addition that is repeated finds the run, and so does an attempt after one that failed although its run is
+        stored: no commit has both the run and a delivery to another session.
         """
-        return f"{self.delivery_id}-{self.revision}" if self.to_session is None else self.delivery_id
+        if self.to_session is not None:
+            return self.delivery_id
+        return f"{self.delivery_id}-{self.revision - self.attempts}"
 
     def is_missed(self, now: float) -> bool:
         """Return whether its next occurrence is to be left out, since it is late."""

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from servers.postgres_server import PostgresServer
 from servers.redis_server import RedisServer
 from turnwise import EchoEngine, InProcess, Packed, SessionManager, Turn
 from turnwise.actors.dispatch.dispatcher import Dispatcher
-from turnwise.engines import RunContext, SessionView, Tool, ToolLoop, ToolRegistry, agent_tool, tool
+from turnwise.engines import EngineBuilder, RunContext, SessionView, Tool, ToolLoop, ToolRegistry, agent_tool, tool
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
@@ -133,7 +134,7 @@ def lateness(table: Table, *, waiting: int, due: int) -> None:
         for name, make_url in databases.items():
             for placement in (InProcess(), Packed(hosts=1)):
                 url = make_url()
-                on_store(url, lambda store: fill(store, waiting))
+                on_store(url, partial(fill, count=waiting))
                 where = "in process" if isinstance(placement, InProcess) else "on Ray"
                 title = f"due of {waiting:,} that wait in {name}, {where}"
                 with SessionManager(url, engine=EchoEngine(), placement=placement, namespace=NAMESPACE) as manager:
@@ -198,7 +199,7 @@ def idleness(table: Table, *, waiting: int, minutes: float) -> None:
         await asyncio.sleep(min(IDLE_FROM_S, minutes * 60.0))
         counted.requests.clear()
         await asyncio.sleep(minutes * 60.0)
-        total = counted.requests.total()
+        total: int = counted.requests.total()
         running.cancel()
         await asyncio.wait([running])
         await store.close()
@@ -212,7 +213,7 @@ def idleness(table: Table, *, waiting: int, minutes: float) -> None:
         for name, make_url in databases.items():
             for number in (waiting, 0):
                 url = urls[f"{name}, {number:,} waiting"] = make_url()
-                on_store(url, lambda store, number=number: fill(store, number))
+                on_store(url, partial(fill, count=number))
         table.line("requests of an idle dispatcher")
         for title, per_minute in zip(urls, asyncio.run(count([*urls.values()])), strict=True):
             table.judge(f"  {title}", per_minute, 1.0, " a minute")
@@ -226,7 +227,7 @@ def agent_calls(table: Table, folder: Path, count: int) -> None:
     for placement in (InProcess(), Packed(hosts=1)):
         where = "in process" if isinstance(placement, InProcess) else "on Ray"
         of_agent, of_tool, called = Samples(), Samples(), Samples()
-        engines = {"lead": Lead(), "agent": EchoEngine()}
+        engines: dict[str, EngineBuilder] = {"lead": Lead(), "agent": EchoEngine()}
         url = f"sqlite:///{folder}/agents-{type(placement).__name__}.db"
         with SessionManager(url, engine=engines, placement=placement, namespace=NAMESPACE) as manager:
             session = manager.open(engine="lead")

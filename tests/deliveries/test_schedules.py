@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 from turnwise.errors import InvalidInputError
 from turnwise.memory.deliveries.records import MISSED_AFTER_S, Delivery, Missed
 from turnwise.memory.deliveries.schedules import MAX_TIME, Schedule, check_schedule, next_due
+from turnwise.memory.values.records import replace
 
 LISBON, NEW_YORK, LORD_HOWE, KOLKATA = "Europe/Lisbon", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata"
 
@@ -206,9 +207,12 @@ def test_a_delivery_is_gone_after_its_last_occurrence() -> None:
     assert delivery(schedule=Schedule(every_s=100.0, until=1099.0)).after_occurrence(1000.0) is None
 
 
-def test_each_occurrence_has_a_run_of_its_own_and_an_attempt_after_a_change_too() -> None:
-    first = delivery(schedule=Schedule(every_s=100.0))
+def test_each_occurrence_has_a_run_of_its_own_whichever_attempt_begins_it() -> None:
+    first = replace(delivery(schedule=Schedule(every_s=100.0)), revision=5)
     second = first.after_occurrence(1000.0)
     failed = first.after_failure("the model is away", 1010.0)
-    assert second and len({first.run_id, second.run_id}) == 2 and failed.run_id == second.run_id
+    assert second and len({first.run_id, second.run_id}) == 2 and failed.run_id == first.run_id
+    following = failed.after_occurrence(1000.0)
+    changed = replace(failed, revision=failed.revision + 1, attempts=0)
+    assert following and len({first.run_id, following.run_id, changed.run_id}) == 2, "a change is another occurrence"
     assert (failed.occurs_at, failed.due_at, failed.attempts, failed.why) == (1000.0, 1010.0, 3, "the model is away")

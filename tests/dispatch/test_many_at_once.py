@@ -51,8 +51,15 @@ async def commit(store: SessionStore, key: SessionKey, deliveries: Sequence[Deli
 
 def a_prompt(number: int, key: SessionKey) -> Delivery:
     payload = run_payload([encode(User(text=f"prompt {number}"))], {})
-    ids = {"delivery_id": f"{number:024x}", "key": f"d{number}"}
-    return Delivery(**key._asdict(), **ids, payload=payload, occurs_at=float(number), due_at=float(number))
+    return Delivery(
+        session_id=key.session_id,
+        user_id=key.user_id,
+        delivery_id=f"{number:024x}",
+        key=f"d{number}",
+        payload=payload,
+        occurs_at=float(number),
+        due_at=float(number),
+    )
 
 
 def test_what_is_due_at_once_is_carried_out_and_delays_no_other_user(tmp_path: Path) -> None:

@@ -294,7 +294,8 @@ class RunAdmission:
         """Carry out the next occurrence of a delivery: start its run, by its `if_busy`; durable on return.
 
         One commit stores the run and moves the delivery to its next occurrence, or removes it after the last. So the
-        occurrence is carried out once: for the same revision again, this returns the same run and changes nothing.
+        occurrence is carried out once: for the same revision again, this returns the same run, unless attempts had
+        failed before, and changes nothing.
 
         Returns None if there is nothing to carry out: the delivery was changed or cancelled since, the occurrence was
         missed and is to be left out, or the session has ended. The last two move or remove the delivery.
@@ -316,20 +317,19 @@ class RunAdmission:
         """
         await self._transactor.loaded()
         delivery = await self._journal.store.delivery(self._state.key, key)
-        run_id = f"{delivery_id}-{revision}"
-        if delivery is None or delivery.run_id != run_id:
-            return await self.started(run_id)
+        if delivery is None or (delivery.delivery_id, delivery.revision) != (delivery_id, revision):
+            return await self.started(f"{delivery_id}-{revision}")
         if delivery.schedule or delivery.missed == "skip":
             await self._journal.set_clock()  # what is late, and the next time, are by the clock that found it due
         prompts, options = read_run_payload(delivery)
-        options |= {"run_id": run_id, "if_busy": delivery.if_busy}
+        options |= {"run_id": delivery.run_id, "if_busy": delivery.if_busy}
         request = await self._make_request(prompts, cast(StartOptions, options))
         request.delivery = delivery
         try:
             return await self._transactor.run(partial(self._carry_out, request, delivery))
         except (DeliveryChangedError, DuplicateKeyError) as error:
             request.operation.end(error)
-            return await self.started(run_id)
+            return await self.started(delivery.run_id)
         except Exception as error:
             request.operation.end(error)
             raise

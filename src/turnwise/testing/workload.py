@@ -30,8 +30,6 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.runs import IfBusy
 from turnwise.memory.conversation.turns import Turn
-from turnwise.memory.deliveries.records import Delivery
-from turnwise.memory.values.records import replace
 from turnwise.testing.acknowledged import Acknowledged
 
 Answer = TypeVar("Answer")
@@ -44,9 +42,6 @@ PATIENCE_S = 10.0
 
 DUE_S = 1.0
 """When a scheduled prompt is due at the latest, in seconds."""
-
-ATTEMPTS = 20
-"""How many attempts at most are made between the last look at a schedule and its run."""
 
 SILENCE_S = 0.2
 """How long a run with `if_busy="debounce"` waits for silence, in seconds."""
@@ -157,13 +152,15 @@ class Caller:
     async def _schedule(self, session: AsyncSession, prompt: str) -> None:
         """Schedule a prompt; wait until its run has begun, however often what hands it over was killed."""
         called_at = self._acknowledged.clock()
-        options: dict[str, Any] = {"after_s": self._dice.random() * DUE_S, "key": prompt}
+        options: dict[str, Any] = {"after_s": self._dice.random() * DUE_S, "key": prompt, "idempotency_key": prompt}
         options["timeout_s"] = self._workload.run_timeout_s
         schedule = await self._repeat(lambda: session.schedule(prompt, **options))
         while waiting := [other for other in await self._repeat(session.schedules) if other.key == prompt]:
             schedule = waiting[0]
             await asyncio.sleep(AGAIN_S)
-        run = await self._begun(session, schedule)
+        run = None
+        with suppress(RunNotFoundError):
+            run = await self._repeat(partial(session.execution, schedule.run_id))
         about: dict[str, Any] = {"run_id": run.run_id, "turn_index": run.turn_index} if run else {}
         self._acknowledged.stored(session.id, [prompt], called_at, **about)
         if run:
@@ -198,14 +195,6 @@ class Caller:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._end(run))  # it has no time limit
         await self._wait(run)
-
-    async def _begun(self, session: AsyncSession, schedule: Delivery) -> AsyncExecutionHandle | None:
-        """Return the run that a schedule has begun; None if there is none. Each attempt that failed has another id."""
-        for revision in range(schedule.revision, schedule.revision + ATTEMPTS):
-            run_id = replace(schedule, revision=revision).run_id
-            with suppress(RunNotFoundError):
-                return await self._repeat(partial(session.execution, run_id))
-        return None
 
     async def _run(self, session: AsyncSession, prompt: str) -> None:
         called_at = self._acknowledged.clock()

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -310,6 +311,19 @@ async def test_what_can_begin_no_run_is_not_scheduled() -> None:
     with pytest.raises(SessionEndedError):
         await world.core.scheduling.add(["a"], When(at=1.0), delivery_id="d")
     assert await world.store.inner.deliveries() == []
+
+
+@pytest.mark.virtual_time
+async def test_an_addition_that_is_repeated_after_attempts_that_failed_adds_nothing() -> None:
+    world = await begun()
+    adding = partial(world.ask, "scheduling.add", ["a"], When(after_s=0.0), delivery_id="d", key="k")
+    delivery = await adding()
+    failed = delivery.after_failure("the session was away", 1.0)
+    await world.store.inner.change_delivery(DeliveryChange(delivery, failed))
+    started = await deliver(world, failed)
+    assert started and started.run_id == delivery.run_id == failed.run_id
+    assert (await adding()).run_id == delivery.run_id
+    assert await world.store.inner.deliveries() == [] and await prompts_of(world) == ["a"]
 
 
 @pytest.mark.virtual_time

@@ -285,7 +285,7 @@ def set_rivals(monkeypatch: pytest.MonkeyPatch, others: list[str]) -> None:
 
     monkeypatch.setattr(store_owner, "rivals", rivals)
     monkeypatch.setattr(hosts, "rivals", rivals)
-    monkeypatch.setattr(hosts, "DISPATCH", DispatchSettings(standby_s=0.05, fresh_s=0.01))
+    monkeypatch.setattr(hosts, "DISPATCH", DispatchSettings(standby_s=0.05, fresh_s=1e-6))
 
 
 def test_a_process_waits_while_a_ray_has_the_store(monkeypatch: pytest.MonkeyPatch) -> None:

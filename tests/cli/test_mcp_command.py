@@ -88,7 +88,9 @@ async def names(client: Client) -> set[str]:
 def test_a_client_over_stdio_sees_only_its_users_sessions_and_memories(store: str, memory: str) -> None:
     async def main() -> None:
         async with Client(served(store, "--user", "ann", "--read-only", "--memory", memory)) as client:
-            assert await names(client) == {"list_sessions", "show_session", "list_schedules", "recall"}
+            assert await names(client) == {
+                *("list_sessions", "show_session", "show_agents", "list_schedules", "recall")
+            }
             page = await called(client, "list_sessions")
             assert {session["session_id"] for session in page["sessions"]} == {"chat", "mine"}
             first = await called(client, "list_sessions", limit=1)

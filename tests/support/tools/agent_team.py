@@ -19,3 +19,7 @@ def team() -> dict[str, EngineBuilder]:
         "research": ScriptedEngine([[("assistant", {"task": "help"})], "found"], tools=[assistant]),
         "echo": EchoEngine(),
     }
+
+
+LEAD, RESEARCH, ECHO = team().values()
+"""The engines, for services that name them in their configuration."""

@@ -39,7 +39,8 @@ async def add_webhook(store: AsyncStoreReads, record: WebhookRecord, idempotency
         InvalidInputError: the store has as many webhooks as it may have, or the earlier call was made for another one.
     """
     while True:
-        webhooks = {webhook.webhook_id: webhook for webhook in await store.ask("webhooks")}
+        stored: Sequence[WebhookRecord] = await store.ask("webhooks")
+        webhooks = {webhook.webhook_id: webhook for webhook in stored}
         if before := webhooks.get(record.webhook_id):
             if not before.is_addressed_as(record):
                 reason = f"webhook {before.webhook_id!r} was created with it, which tells otherwise: use a new key"

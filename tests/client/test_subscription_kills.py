@@ -89,7 +89,7 @@ def test_each_event_is_handed_out_in_order_whatever_is_killed_or_raised(url: str
             events = manager.get(name, user_id="ann").events()
             expected[name] = [event.seq for event in events if event.kind in ("run_started", "run_completed")]
 
-    codes = []
+    codes: list[int] = []
     while not codes or codes[-1]:
         assert len(codes) < MOST_LIVES and set(codes) <= {-signal.SIGKILL}, codes
         codes.append(live(len(codes) + 1))

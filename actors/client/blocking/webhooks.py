@@ -40,7 +40,8 @@ def add_webhook(store: StoreReads, record: WebhookRecord, idempotency_key: str |
         InvalidInputError: the store has as many webhooks as it may have, or the earlier call was made for another one.
     """
     while True:
-        webhooks = {webhook.webhook_id: webhook for webhook in store.ask("webhooks")}
+        stored: Sequence[WebhookRecord] = store.ask("webhooks")
+        webhooks = {webhook.webhook_id: webhook for webhook in stored}
         if before := webhooks.get(record.webhook_id):
             if not before.is_addressed_as(record):
                 reason = f"webhook {before.webhook_id!r} was created with it, which tells otherwise: use a new key"

@@ -21,7 +21,7 @@ from turnwise.memory.deliveries.webhooks import new_secret
 
 HOOKS = "/v1/webhooks"
 HOOK: dict[str, Any] = {"url": "https://example.org/hook", "events": ["run.completed"]}
-USERS_OWN = {"max_webhooks_per_user": 2}
+USERS_OWN: dict[str, Any] = {"max_webhooks_per_user": 2}
 
 LONG_S = 30.0
 

@@ -709,7 +709,7 @@ class AsyncSessionManager:
 
     @checked(user_id=UserId, verify=bool)
     async def forget(self, user_id: str, *, verify: bool = True) -> Forgotten:
-        """Delete a user's sessions and what this manager's memories keep for the user; return what was removed.
+        """Delete a user's sessions, webhooks and what this manager's memories keep; return what was removed.
 
         Active runs are cancelled. The sessions are deleted first, so that they save nothing while memories are
         cleared. The call may be repeated, and must be repeated if it fails halfway. What other users said about this

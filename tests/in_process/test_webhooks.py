@@ -147,13 +147,27 @@ def test_a_webhook_is_changed_and_what_failed_goes_to_its_new_url(tmp_path: Path
         eventually(lambda: len(receiver.requests) >= 3 and not left(manager, webhook.id))
         told = [(path.rpartition("&")[2], json.loads(body)["type"]) for path, _, body in receiver.requests]
         assert sorted(told) == [("new", "run.completed"), ("new", "session.ended"), ("old", "run.completed")]
-        for wrong in ({"url": "ftp://example.org"}, {"events": []}, {"events": ["run.started"]}):
+        wrong: list[dict[str, Any]] = [{"url": "ftp://example.org"}, {"events": []}, {"events": ["run.started"]}]
+        for changes in wrong:
             with pytest.raises(InvalidInputError):
-                webhook.change(**wrong)  # type: ignore[arg-type]
+                webhook.change(**changes)
         assert manager.webhooks()[0].url == f"{receiver.url}&new"
         webhook.delete()
         with pytest.raises(WebhookNotFoundError):
             webhook.change(url=receiver.url)
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_a_user_who_is_forgotten_has_no_webhooks_left(tmp_path: Path, is_encrypted: bool) -> None:
+    keys: dict[str, bytes | None] = {name: (name * 32).encode()[:32] for name in ("ann", "bob", "default")}
+    options: Any = {"encryption": Encryption(keys.get)} if is_encrypted else {}
+    with SessionManager(url_of(tmp_path), **SETTINGS, **options) as manager:
+        for user_id in ("ann", "ann", "bob", None):
+            manager.webhook("https://example.org", events=["run.completed"], user_id=user_id)
+    keys["ann"] = None  # it was deleted
+    with SessionManager(url_of(tmp_path), **SETTINGS, **options) as manager:
+        assert manager.forget("ann").webhooks == 2 and manager.forget("ann").webhooks == 0
+        assert sorted(str(webhook.user_id) for webhook in manager.webhooks()) == ["None", "bob"]
 
 
 def test_a_repeated_creation_returns_the_same_webhook(tmp_path: Path) -> None:

@@ -688,13 +688,16 @@ class ForgottenShown(Shown):
     summaries: int = 0
     waiting: int = 0
     notes: int = 0
+    webhooks: int = 0
+    """Those that were told of the user's sessions alone."""
     items: dict[str, int] = {}
     erased: dict[str, ErasureShown] = {}
     verified: bool = False
 
     @classmethod
     def of(cls, done: Forgotten) -> Self:
-        counts = {name: getattr(done, name) for name in ("sessions", "turns", "summaries", "waiting", "notes")}
+        names = ("sessions", "turns", "summaries", "waiting", "notes", "webhooks")
+        counts = {name: getattr(done, name) for name in names}
         erased = {
             name: ErasureShown.model_validate({**_plain(erasure), "found": list(erasure.found)})
             for name, erasure in done.erased.items()

@@ -197,6 +197,14 @@ def test_webhooks_are_added_listed_changed_and_removed(commands: Commands, tmp_p
     assert commands.end() == 0, "nothing of Ray was imported"
 
 
+def test_the_url_of_a_webhook_is_taken_for_no_store(ray_free: Mapping[str, str], tmp_path: Path) -> None:
+    commands = Commands({**ray_free, "TURNWISE_STORE": filled(f"sqlite:///{tmp_path}/store.db")})
+    code, output, errors = commands.run("webhooks", "add", "https://example.org", "--event", "run.failed")
+    assert (code, errors) == (0, "")
+    assert output.split()[0] in commands.run("webhooks", "ls")[1]
+    assert commands.end() == 0
+
+
 def test_what_failed_is_listed_and_the_next_program_sends_it_again(
     commands: Commands, receiver: Receiver, tmp_path: Path
 ) -> None:

@@ -94,6 +94,11 @@ class Webhook:
         return self._record.user_id
 
     @property
+    def allow_private(self) -> bool:
+        """Whether its URL may lead to an address inside the network, and be `http://`."""
+        return self._record.allow_private
+
+    @property
     def is_enabled(self) -> bool:
         """Whether it was enabled when this object last read or changed it."""
         return self._record.is_enabled

@@ -271,7 +271,7 @@ async def test_bad_input_is_refused_and_nothing_is_stored(tmp_path: Path) -> Non
 async def test_without_authentication_everybody_has_all_webhooks(tmp_path: Path) -> None:
     async with service(f"sqlite:///{tmp_path}/chats.db", auth=False) as client:
         webhook = await added(client, allow_private=True, url="http://localhost:1/hook")
-        assert webhook["user_id"] is None and await ids(client) == [webhook["id"]]
+        assert webhook["user_id"] is None and webhook["allow_private"] and await ids(client) == [webhook["id"]]
 
 
 async def test_a_read_only_service_changes_no_webhook(tmp_path: Path) -> None:

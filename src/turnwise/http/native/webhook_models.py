@@ -75,6 +75,7 @@ class WebhookShown(Shown):
     events: list[WebhookEvent]
     user_id: str | None
     """Whose sessions it is told of; null: all users'."""
+    allow_private: bool
     is_enabled: bool
     created_at: float
 

@@ -14,10 +14,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Protocol, TypeVar
 
 TESTS = Path(__file__).parent
 
@@ -36,7 +34,6 @@ LANES: Mapping[str, Sequence[str]] = {
 MORE = [
     "project/test_types.py",
     "project/test_docs.py",
-    "cli/test_chat_on_ray.py",
     "project/test_readme.py",
     "http/server/test_server_on_ray.py",
     "http/test_ray_serve.py",
@@ -45,6 +42,16 @@ MORE = [
     "cluster/test_two_rays.py",
     "cluster/test_own_ray.py",
     "hosting/test_chaos_on_ray.py",
+    "telemetry/test_logs.py",
+    "telemetry/test_telemetry_on_ray.py",
+    "cli/test_*_on_ray.py",
+    "cli/test_chat_command.py",
+    "cli/test_without_ray.py",
+    "cli/test_mcp_command.py",
+    "hosting/test_outages_on_ray.py",
+    "hosting/test_waits_on_ray.py",
+    "cluster/test_large_settings_on_ray.py",
+    "http/openai/test_response_calls_on_ray.py",
     "project/test_small_installs.py",
     "project/test_wheel.py",
     "project/test_bench_peers.py",
@@ -60,8 +67,9 @@ MORE = [
     "project/test_lint.py",
     "project/test_system_programs.py",
 ]
-"""What `make test-more` runs: what takes long, needs a browser, or tells of types, docs, packages and measurements. As
-patterns, in the order in which files are taken, so that no lane ends long after the others."""
+"""What `make test-more` runs: what takes long, needs a browser, starts whole programs or a Ray of its own, or tells of
+types, docs, packages and measurements. As patterns, in the order in which files are taken, so that no lane ends long
+after the others."""
 
 END_TO_END = "client/test_sessions_on_ray.py"
 """The tests with a Ray that `make test-newest` runs."""
@@ -71,7 +79,6 @@ LONG = [
     "strategies/test_window_on_ray.py",
     "inference/test_agents_on_ray.py",
     "client/test_sessions_on_ray.py",
-    "hosting/test_waits_on_ray.py",
 ]
 """What `make test` takes first of the rest, for the same reason."""
 
@@ -80,15 +87,6 @@ TAKEN = "TURNWISE_TAKEN"
 
 NO_TESTS = 5
 """What pytest exits with if it was given none."""
-
-
-class InFile(Protocol):
-    """A test."""
-
-    path: Path
-
-
-Test = TypeVar("Test", bound=InFile)
 
 
 def may_need_ray(file: Path) -> bool:
@@ -131,14 +129,13 @@ def mark_of(file: Path, taken: str) -> Path:
     return Path(taken, name_of(file).replace("/", "-"))
 
 
-def take(tests: Sequence[Test], taken: str) -> Iterator[Test]:
-    """Yield the tests of files that no other lane has taken. A file is taken when its first test is asked for."""
-    for file, group in groupby(tests, lambda test: test.path):
-        try:
-            mark_of(file, taken).touch(exist_ok=False)
-        except FileExistsError:
-            continue
-        yield from group
+def take(file: Path, taken: str) -> bool:
+    """Take a file, unless another lane has taken it; return whether this one has it now."""
+    try:
+        mark_of(file, taken).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 class Lane(threading.Thread):

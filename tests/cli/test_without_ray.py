@@ -177,7 +177,7 @@ def test_webhooks_are_added_listed_changed_and_removed(commands: Commands, tmp_p
     assert changed == f"webhook {webhook_id} is disabled, and tells https://example.org/b of run.failed\n"
     assert json.loads(run("change", store, webhook_id, "--enable", "--json"))["is_enabled"] is True
     assert rows(run("failed", store, webhook_id)) == []
-    assert run("send-again", store, webhook_id) == "0 calls are sent again\n"
+    assert run("send-again", store, webhook_id) == "calls that are sent again: 0\n"
     assert run("rm", store, webhook_id, "--yes") == f"webhook {webhook_id} is deleted\n"
     assert [hook["id"] for hook in json.loads(run("ls", store, "--json"))["items"]] == [added["id"]]
 
@@ -225,7 +225,7 @@ def test_what_failed_is_listed_and_the_next_program_sends_it_again(
     receiver.status, before = 200, len(receiver.requests)
     assert commands.run("webhooks", "change", store, webhook.id, "--enable")[0] == 0
     again = commands.run("webhooks", "send-again", store, webhook.id, call["call"])
-    assert again == (0, "1 calls are sent again\n", "")
+    assert again == (0, "calls that are sent again: 1\n", "")
     assert len(receiver.requests) == before, "the command sends nothing itself"
     with SessionManager(store, **settings):
         wait_until(lambda: len(receiver.requests) > before)

@@ -93,12 +93,12 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Have a URL told of what happens; print the webhook's id, and its secret, which is shown nowhere else."""
-    told: Any = events or ()
+    event_types: Any = events or ()
 
     async def work() -> None:
         async with changing(store, namespace) as manager:
             hook = await manager.webhook(
-                url, events=told, user_id=user, secret=secret, allow_private=allow_private, idempotency_key=key
+                url, events=event_types, user_id=user, secret=secret, allow_private=allow_private, idempotency_key=key
             )
         if as_json:
             from turnwise.http.native.webhook_models import WebhookAdded
@@ -124,13 +124,13 @@ def change(
     as_json: AsJson = False,
 ) -> None:
     """Tell another URL, or of other events; enable a webhook again, as after its receiver has answered 410."""
-    told: Any = events or None
+    event_types: Any = events or None
 
     async def work() -> None:
         async with changing(store, namespace) as manager:
             hook = await _find(manager, webhook)
-            if url is not None or told is not None:
-                await hook.change(url=url, events=told)
+            if url is not None or event_types is not None:
+                await hook.change(url=url, events=event_types)
             if enable is not None:
                 await (hook.enable() if enable else hook.disable())
         if as_json:
@@ -215,13 +215,13 @@ def send_again(
 ) -> None:
     """Send calls that were given up again, with the ids that they had, within a minute.
 
-    The program that has the store open, or its Ray, sends them; if there is none, the next program that opens it.
+    The Ray that has the store sends them; without one, the next program that opens the store.
     """
 
     async def work() -> None:
         async with changing(store, namespace) as manager:
             count = await (await _find(manager, webhook)).send_again(*calls or ())
-        _report({"id": webhook, "count": count}, f"{number(count)} calls are sent again", as_json=as_json)
+        _report({"id": webhook, "count": count}, f"calls that are sent again: {number(count)}", as_json=as_json)
 
     run(work())
 

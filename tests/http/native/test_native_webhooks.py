@@ -129,7 +129,9 @@ async def test_what_failed_is_listed_and_sent_again(url: str, receiver: Receiver
         for name in ("one", "two"):
             await client.post("/v1/sessions", json={"id": name})
             await client.post(f"/v1/sessions/{name}/runs?wait_s=30", json={"prompt": f"hello {name}"})
-            await told(receiver, 1)
+            async with asyncio.timeout(LONG_S):
+                while (await client.get(place)).json()["is_enabled"]:
+                    await asyncio.sleep(0.02)
             await client.patch(place, json={"is_enabled": True})
         async with asyncio.timeout(LONG_S):
             while len(calls := await failed(client, webhook["id"])) < 2:

@@ -120,7 +120,7 @@ class _Webhooks:
 
     def _show_call(self, webhook: AsyncWebhook, call: Delivery) -> None:
         viewer, data = self._frame.viewer, call.payload.get("data")
-        told: Any = data if isinstance(data, dict) else {}
+        content: Any = data if isinstance(data, dict) else {}
         with tag("tr", "", aria_label=call.delivery_id):
             with tag("td"):
                 link(call.session_id, viewer.session_url(call.session_id, call.user_id), "clip")
@@ -128,7 +128,7 @@ class _Webhooks:
                     tag("div", "soft small", call.user_id)
             with tag("td"):
                 tag("div", "", str(call.payload.get("type", "")))
-                tag("div", "soft small clip", str(told.get("text") or told.get("why") or "")[:_CHARS])
+                tag("div", "soft small clip", str(content.get("text") or content.get("why") or "")[:_CHARS])
             with tag("td"):
                 tag("div", "", (call.why or "")[:_CHARS])
                 tag("div", "soft small", f"{number(call.attempts)} attempt{'' if call.attempts == 1 else 's'}")

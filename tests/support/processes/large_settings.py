@@ -139,7 +139,12 @@ async def orphan(store: str, namespace: str, folder: Path, placement: str) -> st
     address = ray.get_runtime_context().gcs_address
     arguments = [address, store, namespace, str(folder), placement, "1"]
     program = await asyncio.create_subprocess_exec(sys.executable, __file__, *arguments, stdout=asyncio.subprocess.PIPE)
-    printed, _ = await program.communicate()
+    try:
+        printed, _ = await program.communicate()
+    finally:
+        if program.returncode is None:  # whoever waits was cancelled
+            program.kill()
+            await program.wait()
     if program.returncode:
         return "could not begin"
     return await back(store, namespace, folder, placement, json.loads(printed.splitlines()[-1]))

@@ -433,8 +433,6 @@ class SQLStore(SecureDeleteDatabase):
                 raise DeliveryChangedError(before.session_id, before.delivery_id)
 
         await self._write_grouped(put)
-        if after is None:
-            await self._empty_log_after_deletion()
 
     async def delivery(self, key: SessionKey, delivery_key: str) -> Delivery | None:
         row = await self._find(self._sql.delivery, {**key._asdict(), "delivery_key": delivery_key}, key)

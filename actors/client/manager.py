@@ -29,7 +29,6 @@ from turnwise.actors.client.shared.arguments import (
     IdempotencyKey,
     IfExists,
     Instructions,
-    Kinds,
     Lifetime,
     Limit,
     MemoryUseArg,
@@ -40,6 +39,7 @@ from turnwise.actors.client.shared.arguments import (
     Secret,
     SessionId,
     Sink,
+    StoredKinds,
     Text,
     Time,
     Title,
@@ -576,7 +576,7 @@ class AsyncSessionManager:
         session_id=SessionId | None,
         user_id=UserId | None,
         agent=AgentName | None,
-        kinds=Kinds | None,
+        kinds=StoredKinds | None,
         cursor=Text | None,
     )
     async def subscribe(

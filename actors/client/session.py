@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -21,6 +21,7 @@ from turnwise.actors.client.shared.arguments import (
     Format,
     IdempotencyKey,
     Instructions,
+    Kinds,
     Limit,
     MemoryUseArg,
     Number,
@@ -575,8 +576,10 @@ class AsyncSession:
         runs, later = await self._host.ask(verbs.runs(after, limit))
         return ListPage(runs, later)
 
-    @checked(after=Number, limit=Limit, wait_s=WaitSeconds)
-    async def events(self, after: int = 0, limit: int = 1000, *, wait_s: float = 0.0) -> EventPage:
+    @checked(after=Number, limit=Limit, kinds=Kinds | None, wait_s=WaitSeconds)
+    async def events(
+        self, after: int = 0, limit: int = 1000, *, kinds: Collection[str] | None = None, wait_s: float = 0.0
+    ) -> EventPage:
         """Return up to `limit` events of all runs with a number above `after`, by number.
 
         The result is a list whose `next` is the `after` of the next page; None if there were no more events. To follow
@@ -584,13 +587,18 @@ class AsyncSession:
         among the events until the run after the next one starts.
 
         Args:
+            kinds: only events of these kinds, such as `["run_completed"]`. `limit` then says how many events are read
+                at once to find some, so a page may have fewer, and none if these kinds are rare: `next` says whether
+                there are more.
             wait_s: wait up to so many seconds for the first event; without it, for none.
 
         Raises:
             OverloadedError: too many other callers have been waiting for all of `wait_s`.
         """
-        events, later, is_all = await self._host.follow(after, limit, None, wait_s)
-        return EventPage(events, later if events and not is_all else None)
+        events, later, is_all = await self._host.follow(
+            after, limit, None, wait_s, None if kinds is None else frozenset(kinds)
+        )
+        return EventPage(events, None if is_all or (kinds is None and not events) else later)
 
     @checked(name=Text)
     async def add_event(self, name: str, data: Mapping[str, Any] | None = None) -> int:

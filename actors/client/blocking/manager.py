@@ -33,7 +33,6 @@ from turnwise.actors.client.shared.arguments import (
     IdempotencyKey,
     IfExists,
     Instructions,
-    Kinds,
     Lifetime,
     Limit,
     MemoryUseArg,
@@ -44,6 +43,7 @@ from turnwise.actors.client.shared.arguments import (
     Secret,
     SessionId,
     Sink,
+    StoredKinds,
     Text,
     Time,
     Title,
@@ -576,7 +576,7 @@ class SessionManager:
         session_id=SessionId | None,
         user_id=UserId | None,
         agent=AgentName | None,
-        kinds=Kinds | None,
+        kinds=StoredKinds | None,
         cursor=Text | None,
     )
     def subscribe(

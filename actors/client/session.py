@@ -556,7 +556,8 @@ class AsyncSession:
 
         Pass the page's `cursor` as `before` to get the page of earlier messages; it is None if there are none. So pages
         go back in time, whichever order the messages on them have. A fork has the messages from the turn on at which it
-        was forked; the earlier ones are its parent's.
+        was forked; the earlier ones are its parent's. While a run goes on, the last message is what it has answered so
+        far, marked `is_partial`.
 
         Args:
             limit: how many at most.
@@ -770,6 +771,8 @@ class AsyncSession:
             TurnNotFoundError: there is no such turn, or its last waiting prompt was removed meanwhile.
             InvalidInputError: the blocks are not of this turn, or a number is too high; nothing was removed.
         """
+        if isinstance(what, ChatMessage) and what.is_partial:
+            raise InvalidInputError("what", shown(what.id), "it is still being answered: wait for its run or cancel it")
         spans = join(what.record.prompt, what.record.output) if isinstance(what, Turn) else what.places
         own, index = places(spans), what.index if isinstance(what, Turn) else what.turn_index
         if high := [number for number in blocks if number >= len(own)]:

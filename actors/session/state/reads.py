@@ -288,6 +288,8 @@ class SessionReads:
     async def messages(self, before: str | None, limit: int) -> tuple[list[ChatMessage], bool]:
         """Return the newest `limit` messages before a cursor, oldest first, and whether there are earlier ones.
 
+        The process that runs the session also has what its engine has answered so far.
+
         Raises:
             InvalidInputError: `before` is not a cursor.
         """
@@ -331,7 +333,10 @@ class SessionReads:
         async for turn, prompt, output in self._journal.blocks.read_back(
             [opened.get(turn.index, turn) for turn in stored]
         ):
-            yield list(chat_messages_of(self.session_id, turn, runs.get(turn.run_id or ""), prompt, output))
+            active = self._state.active
+            streamed = active.streamed() if active and active.run_id == turn.run_id else ()
+            run = runs.get(turn.run_id or "")
+            yield list(chat_messages_of(self.session_id, turn, run, prompt, output, streamed=streamed))
 
     async def runs(self, after: int = -1, limit: int = 100) -> list[RunRecord]:
         """Return up to `limit` runs with a turn index above `after`, by turn index; fewer, if they are large."""

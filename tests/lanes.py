@@ -58,6 +58,7 @@ MORE = [
     "project/test_fork_server.py",
     "console/*_on_ray.py",
     "console/test_console_schedules.py",
+    "console/test_console_webhooks.py",
     "examples/*.py",
     "project/test_bench*.py",
     "project/test_capacity.py",

@@ -246,7 +246,7 @@ async def test_sessions_are_appended_to_forked_compacted_and_cleared(folder: Pat
         assert added.status_code == 201
         page = (await client.get(f"{path}/events", params={"after": added.json()["seq"] - 1})).json()
         assert [page["items"][0]["name"], page["items"][0]["data"], page["next"]] == ["ticket", {"number": 1}, None]
-        params = {"kinds": ["custom", "run_completed"], "limit": 2, "wait_s": 1}
+        params: dict[str, Any] = {"kinds": ["custom", "run_completed"], "limit": 2, "wait_s": 1}
         chosen = (await client.get(f"{path}/events", params=params)).json()["items"]
         assert {event["kind"] for event in chosen} <= {"custom", "run_completed"} and chosen
         wrong = await client.get(f"{path}/events", params={"kinds": "none"})

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from turnwise.memory.conversation.memory_use import MemoryUse
     from turnwise.memory.conversation.prompts import Prompt
     from turnwise.memory.conversation.runs import IfBusy, RunRecord
-    from turnwise.memory.conversation.sessions import SessionRecord
+    from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
     from turnwise.memory.conversation.turns import Turn
     from turnwise.memory.conversation.views.chat_messages import ChatMessage
     from turnwise.memory.deliveries.records import Delivery, Missed
@@ -387,6 +387,12 @@ async def clear(
 async def forget_turn(service: SessionService, index: int, verify: bool) -> Forgotten:
     """Remove a turn from later requests and from the caller's memories."""
     return await service.core.forgetting.forget_turn(index, verify=verify)
+
+
+@reads()
+async def agents(reader: Reader) -> list[SessionKey]:
+    """Return the sessions of agents that the session has called, and of those below, leaves first."""
+    return await reader.reads.agents()
 
 
 @changes()

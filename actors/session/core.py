@@ -144,6 +144,7 @@ class SessionCore:
             retrieval=self.retrieval,
             ingestion=self.ingestion,
             progress=progress,
+            alarm=alarm,
         )
         self.removals = Removals(state, transactor)
         self.additions = Additions(state, transactor, self.reads)

@@ -16,6 +16,7 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.deliveries.payload import run_payload
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange, DeliveryKind
 from turnwise.memory.values.frozen_json import FrozenDict, freeze
+from turnwise.memory.values.records import replace
 
 
 def agent_id(run_id: str, call_id: str) -> str:
@@ -59,9 +60,36 @@ def agent_result(
     session: SessionRecord, caller_run: str | None, now: float, error: str | None = None
 ) -> DeliveryChange:
     """Return the addition of a delivery that says that an agent's run has ended, or why it has not begun."""
-    payload: FrozenDict = freeze({"run_id": caller_run, "error": error})
+    payload = _result_of(caller_run, session.session_id, error)
     name = f"{session.session_id}-result"
     return _addition("result", session.key, session.called_by or "", name, payload=payload, now=now)
+
+
+def handed_back(result: Delivery) -> Delivery:
+    """Return the result of an agent, whose session is about to be deleted, as a delivery of the caller to itself."""
+    name, caller = f"{result.delivery_id}-back", result.addressee.session_id
+    return replace(
+        result, session_id=caller, delivery_id=name, key=name, revision=1, due_at=result.occurs_at, attempts=0, why=None
+    )
+
+
+def refused_begin(begin: Delivery, error: str | None, now: float) -> Delivery | None:
+    """Return the result, as a delivery of the caller to itself, of an agent that can never begin.
+
+    Args:
+        begin: the delivery that was to begin it; for any other delivery, the result is None.
+        error: why; None if its session was deleted.
+    """
+    if begin.kind != "prompt" or begin.to_session is None:
+        return None
+    payload = _result_of(begin.payload["parent"], begin.to_session, error)
+    name = f"{begin.delivery_id}-refused"
+    return _addition("result", begin.session_key, begin.session_id, name, payload=payload, now=now).after
+
+
+def _result_of(caller_run: str | None, agent: str, error: str | None) -> FrozenDict:
+    payload: FrozenDict = freeze({"run_id": caller_run, "agent": agent, "error": error})
+    return payload
 
 
 def cancel_agent(sender: SessionKey, state: CallState, now: float) -> DeliveryChange:

@@ -66,7 +66,7 @@ def test_agents_answer_once_whoever_is_killed(
     store_id = store_id_of(namespace, f"sqlite:///{tmp_path}/chats.db")
 
     def agents() -> list[str]:
-        return [session.session_id for session in manager.list() if session.called_by]
+        return [session.session_id for session in manager.list(agents=True) if session.called_by]
 
     def kill(name: str) -> None:
         if actor := find_actor(namespace, name):

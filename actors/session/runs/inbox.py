@@ -122,11 +122,12 @@ class Inbox:
 
     async def _provide(self, delivery: Delivery) -> None:
         """Provide the result of an agent to the call that waits for it; do nothing if none does any more."""
-        run_id, text, is_error = str(delivery.payload["run_id"]), delivery.payload["error"], True
-        if (call := await self._call_of(run_id, delivery.session_id)) is None:
+        run_id, agent, text = (delivery.payload[name] for name in ("run_id", "agent", "error"))
+        if (call := await self._call_of(run_id, agent)) is None:
             return
+        is_error = True
         if text is None:
-            text, is_error = await self._answer_of(delivery.session_id)
+            text, is_error = await self._answer_of(agent)
         decision = ApprovalDecision(verdict="provided", text=text, is_error=is_error)
         with suppress(RunNotFoundError, CallNotFoundError, CallDecidedError):
             await self._approvals.decide(run_id, call[0], decision)

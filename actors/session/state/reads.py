@@ -23,12 +23,13 @@ from turnwise.memory.conversation.blocks import AnyBlock, Summary, ToolUse
 from turnwise.memory.conversation.calls.tool_calls import PendingCall, decode_calls
 from turnwise.memory.conversation.events import Event, RunCancelled
 from turnwise.memory.conversation.runs import RunRecord, Until, has_reached
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import union
 from turnwise.memory.conversation.turns import Outcome, Turn
 from turnwise.memory.conversation.views.chat_messages import ChatMessage, chat_messages_of, parse_message_cursor
 from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.stores.agents import agents_below
 from turnwise.memory.stores.base import Page, SessionStore
 from turnwise.memory.stores.reading import page_of_deliveries, read_runs, read_turns
 from turnwise.memory.values.frozen_json import FrozenDict
@@ -195,6 +196,11 @@ class SessionReads:
         """Return a page of the session's deliveries; see `page_of_deliveries`."""
         await self._source.look()
         return await page_of_deliveries(partial(self._journal.store.deliveries, **self.key._asdict()), cursor, limit)
+
+    async def agents(self) -> list[SessionKey]:
+        """Return the sessions of agents that this one has called, and of those below, leaves first."""
+        await self._source.look()
+        return await agents_below(self._journal.store, self.key)
 
     async def delivery(self, key: str) -> Delivery:
         """Return the session's delivery with this key.

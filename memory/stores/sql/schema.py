@@ -117,6 +117,9 @@ _has_ttl = sessions.c.ttl_s.is_not(None)
 # Indexed by key, not by the time of expiry: that changes with every commit, and each would write to the index.
 Index("turnwise_sessions_ttl", sessions.c.key, info={WHERE: _has_ttl})
 
+_has_caller = sessions.c.called_by.is_not(None)
+Index("turnwise_sessions_caller", sessions.c.user_id, sessions.c.called_by, info={WHERE: _has_caller})
+
 # Open turns that have a run are found by the run, so that a turn with a run writes to no further index.
 _pending_turn = text("status = 'pending'")
 Index("turnwise_turns_pending", turns.c.session, turns.c.idx, info={WHERE: _pending_turn})

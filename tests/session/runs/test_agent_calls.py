@@ -6,28 +6,34 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from turnwise.actors.dispatch.dispatcher import Dispatcher
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.inference.named_engines import NamedEngines
 from turnwise.actors.inference.tools.tool import Tool
 from turnwise.actors.session.config import SessionConfig
 from turnwise.engines import agent_tool, tool
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, SessionInUseError, SessionNotFoundError
 from turnwise.memory.conversation.blocks import ToolResult, User
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.deliveries.agent_calls import agent_id
 from turnwise.memory.deliveries.records import Delivery
+from turnwise.memory.stores.agents import agents_below, hand_back_results
 from turnwise.testing.exhaust import exhaust
 from turnwise.testing.faults import Faults
 from turnwise.testing.scripted_engine import Pause, ScriptedAnswer, ScriptedEngine
 from turnwise.testing.world import World
 
 SLOW_S = 0.3
+
+KEY = SessionKey("lead")
 
 RESEARCHER = agent_tool("researcher", engine="research", description="Finds things out.", memory="read", timeout_s=60.0)
 
@@ -88,7 +94,12 @@ class Team:
 
     async def receive(self, delivery: Delivery) -> None:
         of = (delivery.session_id, delivery.key, delivery.delivery_id, delivery.revision)
-        await self.of(delivery.addressee.session_id).ask("inbox.receive", *of)
+        addressee = delivery.addressee.session_id
+        try:
+            await self.of(addressee).ask("inbox.receive", *of)
+        except SessionNotFoundError:
+            self.worlds.pop(addressee, None)
+            raise
 
     async def dispatch(self, until: Callable[[], Any]) -> None:
         """Hand over deliveries until a condition holds; processes that died come back, as on a cluster."""
@@ -101,6 +112,27 @@ class Team:
                 return
             await asyncio.sleep(0.05)
         raise AssertionError("it did not happen in time")
+
+    async def hand_over(self, until: Callable[[], Any]) -> None:
+        """As `dispatch`, by a dispatcher, which gives up what can never be handed over."""
+        dispatcher = asyncio.create_task(Dispatcher(self.store, self.receive, "team").run())
+        try:
+            for _ in range(10_000):
+                for world in list(self.worlds.values()):
+                    with suppress(SessionNotFoundError):
+                        await world.ask("transactor.activate")
+                if await until():
+                    return
+                await asyncio.sleep(0.05)
+            raise AssertionError("it did not happen in time")
+        finally:
+            dispatcher.cancel()
+            await asyncio.gather(dispatcher, return_exceptions=True)
+
+    async def delete(self, session_id: str) -> None:
+        with suppress(SessionNotFoundError):  # an earlier attempt has deleted it
+            await self.of(session_id).ask("forgetting.delete", memory=False)
+        del self.worlds[session_id]
 
     async def has_ended(self) -> bool:
         return not any(run.is_open for run in await self.runs()) and not await self.store.deliveries()
@@ -273,6 +305,71 @@ def test_the_settings_of_an_agent_are_checked() -> None:
     for setting in settings:
         with pytest.raises(ConfigError):
             agent_tool(**{"name": "researcher", "description": "Finds things out.", **setting})
+
+
+@pytest.mark.virtual_time
+async def test_an_agent_that_is_deleted_before_it_begins_is_an_error_result() -> None:
+    team = await Team([asks("boats"), "done"]).begin()
+    while not await is_waiting(team):
+        await asyncio.sleep(0.01)
+    (agent,) = await agents_below(team.store, KEY)
+    await team.delete(agent.session_id)
+    await team.hand_over(team.has_ended)
+    assert await team.results() == [("the agent's session was deleted", True)]
+    assert (await team.store.run("go")).state == "completed" and len(await team.store.query()) == 1
+
+
+@pytest.mark.virtual_time
+async def test_an_agent_that_is_deleted_before_its_result_is_handed_over_is_an_error_result() -> None:
+    team = await Team([asks("boats"), "done"]).begin()
+    while not await is_waiting(team):
+        await asyncio.sleep(0.01)
+    (begin,) = await team.store.deliveries()
+    await team.receive(begin)
+    agent = begin.addressee
+    with pytest.raises(SessionInUseError):
+        await team.of(agent.session_id).ask("forgetting.delete", memory=False)
+    await team.of(agent.session_id).wait(agent.session_id)
+    await team.delete(agent.session_id)
+    await team.hand_over(team.has_ended)
+    assert await team.results() == [("the agent's session was deleted", True)]
+
+
+@pytest.mark.virtual_time
+async def test_a_result_is_given_although_the_delete_that_hands_it_back_fails() -> None:
+    team = await Team([asks("boats"), "done"]).begin()
+    while not await is_waiting(team):
+        await asyncio.sleep(0.01)
+    (begin,) = await team.store.deliveries()
+    await team.receive(begin)
+    agent = begin.addressee
+    await team.of(agent.session_id).wait(agent.session_id)
+    assert await hand_back_results(team.store, agent) is not None
+    assert [delivery.session_id for delivery in await team.store.deliveries()] == [agent.session_id, "lead"]
+    await team.hand_over(team.has_ended)
+    assert await team.results() == [("about boats", False)]
+
+
+def test_a_caller_of_deleted_agents_goes_on_whatever_fails_or_dies() -> None:
+    """One of them is deleted before it begins, the other one before its result is handed over."""
+
+    async def life(faults: Faults) -> None:
+        team = await Team([asks("a", "b"), "done"], faults).begin()
+        while not await is_waiting(team):
+            await team.lead.ask("transactor.activate")
+            await asyncio.sleep(0.01)
+        first, second = await team.store.deliveries()
+        await team.receive(second)
+        await team.of(second.run_id).wait(second.run_id)
+        for begin in (first, second):
+            await team.delete(begin.run_id)
+        await team.hand_over(team.has_ended)
+        assert await team.results() == [("the agent's session was deleted", True)] * 2
+        assert [run.state for run in await team.runs()] == ["completed"]
+        (await team.lead.audit()).check()
+
+    struck = exhaust(life)
+    assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck
 
 
 def test_agents_are_called_once_whatever_fails_or_dies() -> None:

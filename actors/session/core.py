@@ -119,7 +119,7 @@ class SessionCore:
             retrieval=self.retrieval,
             ingestion=self.ingestion,
             progress=progress,
-            agents=AgentCalls(state),
+            agents=AgentCalls(state, spending),
         )
         self._recovery = Recovery(state, transactor, engines, driver, self.ingestion)
         self.admission = RunAdmission(

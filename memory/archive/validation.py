@@ -48,6 +48,9 @@ def check_session_line(line: Line, session: SessionRecord) -> None:
     if session.title is not None and not 0 < len(session.title) <= MAX_TITLE_CHARS:
         line.refuse(f"its title is empty or has more than {MAX_TITLE_CHARS} characters")
     _check_usage(line, session.usage)
+    _check_usage(line, session.agents_usage)
+    if not all(_is_number(limit) and limit >= 0 for limit in session.budget.values()):
+        line.refuse("its budget has a limit that is no number from 0")
 
 
 def checked_block(line: Line) -> Block:

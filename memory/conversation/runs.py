@@ -6,6 +6,7 @@ Annotations are not postponed (PEP 563) in this module, since pydantic would eva
 from dataclasses import dataclass, field
 from typing import Literal
 
+from turnwise.memory.conversation.calls.tool_calls import decode_calls, usage_of_agents
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.conversation.usage import Usage
@@ -90,7 +91,7 @@ class RunRecord(Record):
     timeout_s: float | None = None
     idempotency: Idempotency | None = None
     usage: Usage | None = None
-    """Usage up to the run's last commit."""
+    """Usage up to the run's last commit. `agents_usage` has that of its agents."""
     stop_reason: str | None = None
     """Why the model stopped, in the provider's words."""
     calls: FrozenDict = field(default_factory=FrozenDict)
@@ -146,6 +147,11 @@ class RunRecord(Record):
         calls = self.calls.values() if self.state == "awaiting_approval" else ()
         waiting = {call["wants"] for call in calls if call.get("wants") and not call.get("verdict")}
         return waiting == {"agent"}
+
+    @property
+    def agents_usage(self) -> Usage:
+        """What the agents that it has called have spent, those that have ended: see `usage_of_agents`."""
+        return usage_of_agents(decode_calls(self.calls).values())
 
     @property
     def leads_to(self) -> str | None:

@@ -579,8 +579,8 @@ def test_an_agent_that_is_imported_under_its_own_id_is_its_callers_again() -> No
         await export_session(store, SessionKey("agent", "ann"), lines.append)
         same = await import_session(InMemoryStore(), lines)
         assert (same.called_by, same.depth) == ("chat", 1)
-        for names in ({"session_id": "copy"}, {"user_id": "bob"}):
-            copy = await import_session(InMemoryStore(), lines, **names)
+        for session_id, user_id in (("copy", None), (None, "bob")):
+            copy = await import_session(InMemoryStore(), lines, session_id=session_id, user_id=user_id)
             assert (copy.called_by, copy.depth) == (None, 0)
 
     play(story())

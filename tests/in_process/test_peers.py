@@ -68,8 +68,8 @@ def test_an_agent_is_called_and_answers() -> None:
         (result,) = (block for block in turn.output if block.kind == "tool_result")
         assert (turn.text, result.text) == ("done", "boats")
         assert [session.session_id for session in manager.list(user_id="ada")] == ["chat"]
-        agent, chat = manager.list(user_id="ada", agents=True)
-        assert chat.session_id == "chat" and (manager.count(), manager.count(agents=True)) == (1, 2)
+        agent, caller = manager.list(user_id="ada", agents=True)
+        assert caller.session_id == "chat" and (manager.count(), manager.count(agents=True)) == (1, 2)
         assert (agent.called_by, agent.agent, agent.engine) == ("chat", "researcher", "research")
         (child,) = run.children()
         assert (child.session_id, child.wait(LONG_S).text) == (agent.session_id, "boats")

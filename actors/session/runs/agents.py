@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
+from turnwise.actors.session.engines.spending import Spending
+from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.state import SessionState
 from turnwise.errors import SessionExistsError
 from turnwise.memory.conversation.blocks import Block, ToolUse
@@ -13,6 +16,10 @@ from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.deliveries.agent_calls import begin_agent
 from turnwise.memory.deliveries.records import DeliveryChange
+from turnwise.memory.values.frozen_json import freeze
+
+LEAST_S = 0.001
+"""The shortest time limit of an agent, in seconds."""
 
 
 class AgentCalls:
@@ -22,13 +29,27 @@ class AgentCalls:
     the repeated call uses, since its id is made of the run's and the call's.
     """
 
-    def __init__(self, state: SessionState) -> None:
-        self._state = state
+    def __init__(self, state: SessionState, spending: Spending) -> None:
         self._journal = state.journal
+        self._spending = spending
 
-    def new(self, before: Mapping[str, CallState], calls: Mapping[str, CallState | None]) -> dict[str, CallState]:
-        """Return the calls of agents among `calls` that `before` does not have."""
-        return {call_id: state for call_id, state in calls.items() if state and state.agent and call_id not in before}
+    def new(self, run: ActiveRun, calls: Mapping[str, CallState | None]) -> dict[str, CallState]:
+        """Return the calls of agents among `calls` that the run does not have yet, each with what the agent may spend.
+
+        The time that the run has left bounds each of them; see `Spending.shares` for the rest.
+        """
+        before = run.calls
+        called = {call_id: state for call_id, state in calls.items() if state and state.agent and call_id not in before}
+        if not called:
+            return {}
+        shares = self._spending.shares(run, len(called))
+        batch = sum(bool(state.agent) for state in before.values())
+        left_s = run.left_s
+        for (call_id, state), budget in zip(called.items(), shares, strict=True):
+            times = [time_s for time_s in (state.agent.get("timeout_s"), left_s) if time_s is not None]
+            bounds = {"batch": batch, "budget": budget, "timeout_s": max(LEAST_S, min(times)) if times else None}
+            called[call_id] = replace(state, agent=freeze({**state.agent, **bounds}))
+        return called
 
     async def create_sessions(self, calls: Mapping[str, CallState]) -> None:
         """Create the agents' sessions, those excepted that exist. May be repeated."""
@@ -42,6 +63,7 @@ class AgentCalls:
                 memory=state.agent.get("memory", "on"),
                 called_by=session.session_id,
                 depth=session.depth + 1,
+                budget=state.agent["budget"],
                 created_at=now,
                 updated_at=now,
             )

@@ -20,10 +20,17 @@ from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
 from turnwise.errors import CallDecidedError, CallNotFoundError, EngineError, InvalidInputError, shown
 from turnwise.memory.conversation.blocks import Block, Content, Text, ToolResult, ToolUse, described
-from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, CallState, decode_calls, encode_calls
+from turnwise.memory.conversation.calls.tool_calls import (
+    ApprovalDecision,
+    CallState,
+    decode_calls,
+    encode_calls,
+    with_usage,
+)
 from turnwise.memory.conversation.events import CallDecided, RunResumed
 from turnwise.memory.conversation.runs import RunState
 from turnwise.memory.conversation.transcript import Ledger
+from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.values.frozen_json import freeze
 from turnwise.memory.values.growing_text import whole
 from turnwise.memory.values.limits import count_values
@@ -53,12 +60,15 @@ class Approvals:
         self._transactor = transactor
         self._engines = engines
 
-    async def decide(self, run_id: str, call_id: str, decision: ApprovalDecision) -> None:
+    async def decide(self, run_id: str, call_id: str, decision: ApprovalDecision, spent: Usage | None = None) -> None:
         """Decide a waiting tool call; durable on return. The run continues when all of its calls are decided.
 
         Idempotent: repeating a decision changes nothing, whatever the run's state. A rejection or a provided result is
         part of the run's output at once, so it is kept even if the run is cancelled afterwards. Of a merged run, the
         calls are those of the run that has its prompts.
+
+        Args:
+            spent: what the agent has spent that was called, if it has ended.
 
         Raises:
             RunNotFoundError: the session has no such run.
@@ -89,6 +99,8 @@ class Approvals:
             _check_decision(state, decision)
             _check_blocks(run.run_resources.builder, decision.blocks)
             decided = replace(state, verdict=decision.verdict, digest=decision.digest)
+            if spent is not None:
+                decided = with_usage(decided, spent)
             await self._decide(run, call_id, decision, {**calls, call_id: decided})
 
         await self._transactor.run(change)
@@ -135,8 +147,10 @@ class Approvals:
             events.append((RunResumed, {**about(record), "why": "all decisions have been made"}))
         joining = self._joining.of(run, new) if resumes and not ledger.uses_without_result() else Joining()
         turn = joining.grown(turn)
+        of_agents = record.agents_usage - run.record.agents_usage
+        session = replace(run.charged(session, record), agents_usage=session.agents_usage + of_agents)
         await self._transactor.commit(
-            run.charged(session, record),
+            session,
             [*events, *joining.events],
             blocks=new,
             turns=[turn] if new or joining.runs else [],

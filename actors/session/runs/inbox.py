@@ -23,6 +23,7 @@ from turnwise.errors import (
 from turnwise.memory.conversation.blocks import answer_text, decode
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, CallState
 from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.agent_calls import agent_result, call_of_agent
 from turnwise.memory.deliveries.payload import read_run_payload
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
@@ -125,25 +126,27 @@ class Inbox:
         run_id, agent, text = (delivery.payload[name] for name in ("run_id", "agent", "error"))
         if (call := await self._call_of(run_id, agent)) is None:
             return
-        is_error = True
+        is_error, spent = True, cast(Usage | None, Usage())
         if text is None:
-            text, is_error = await self._answer_of(agent)
+            text, is_error, spent = await self._answer_of(agent)
         decision = ApprovalDecision(verdict="provided", text=text, is_error=is_error)
         with suppress(RunNotFoundError, CallNotFoundError, CallDecidedError):
-            await self._approvals.decide(run_id, call[0], decision)
+            await self._approvals.decide(run_id, call[0], decision, spent)
 
-    async def _answer_of(self, run_id: str) -> tuple[str, bool]:
-        """Return what an agent's run has answered, and whether it reports an error."""
+    async def _answer_of(self, run_id: str) -> tuple[str, bool, Usage | None]:
+        """Return what an agent's run has answered, whether that is an error, and what it has spent, if known."""
         try:
             run = await self._store.run(run_id, self._state.key.user_id)
             turns = await self._store.turns(run.session_key, after=run.turn_index - 1, limit=1)
         except (RunNotFoundError, SessionNotFoundError):
-            return "the agent's session was deleted", True
+            return "the agent's session was deleted", True, None
         output = turns[0].output if turns and turns[0].index == run.turn_index else ()
         text = answer_text([decode(block) for block in await read_blocks(self._store, output)])
+        spent = (run.usage or Usage()) + run.agents_usage
         if run.state == "completed":
-            return text, False
-        return "\n\n".join(part for part in (f"the agent's run is {run.state}: {run.why}", text) if part), True
+            return text, False, spent
+        why = f"the agent's run is {run.state}: {run.why}"
+        return "\n\n".join(part for part in (why, text) if part), True, spent
 
     async def _cancel(self, delivery: Delivery) -> None:
         """Cancel the run of an agent, whose caller has ended, and wait for its end."""

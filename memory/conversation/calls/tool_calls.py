@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from turnwise.memory.conversation.blocks import Content, encode
+from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.values.frozen_json import FrozenDict, freeze
+from turnwise.memory.values.records import replace
 
 Wants = Literal["approval", "result", "budget", "agent"]
 """What a call waits for: a person's approval, a result from outside, permission to exceed a limit, or an agent."""
@@ -37,7 +39,8 @@ class CallState:
     started: bool = False
     """Whether the tool was called."""
     agent: FrozenDict = field(default_factory=FrozenDict)
-    """Of a call of an agent: the id of its `session`, and the `engine`, `memory` and `timeout_s` of that."""
+    """Of a call of an agent: the id of its `session`, and the `engine`, `memory` and `timeout_s` of that; its `budget`;
+    its `batch`, which those that one answer calls share; and its `usage`, once it has ended."""
     question: str | None = None
     """The engine's id of what it asked, if the engine has such ids: a later question about the call has another."""
 
@@ -79,6 +82,26 @@ class PendingCall:
     input: FrozenDict
     wants: Wants
     why: str | None
+
+
+def usage_of_agents(states: Iterable[CallState]) -> Usage:
+    """Return what the agents of these calls have spent, and those that they have called; without those at work.
+
+    Agents that one answer has called work at the same time, so their seconds are those of the longest.
+    """
+    total, seconds = Usage(), dict[int, float]()
+    for state in states:
+        if "usage" in state.agent:
+            spent, batch = Usage(**state.agent["usage"]), state.agent["batch"]
+            seconds[batch] = max(seconds.get(batch, 0.0), spent.seconds)
+            total += replace(spent, seconds=0.0)
+    return replace(total, seconds=sum(seconds.values()))
+
+
+def with_usage(state: CallState, spent: Usage) -> CallState:
+    """Return the state of a call whose agent has ended, and has spent this."""
+    used = {name: value for name, value in vars(spent).items() if value}
+    return replace(state, agent=freeze({**state.agent, "usage": used}))
 
 
 def encode_calls(calls: Mapping[str, CallState]) -> FrozenDict:

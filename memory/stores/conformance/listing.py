@@ -188,11 +188,12 @@ async def check_sessions_are_listed_by_their_caller(store: SessionStore) -> None
     ]:
         agent = name if called_by else None
         await store.create(a_session(name, user_id=user_id, agent=agent, called_by=called_by, usage=Usage(calls=1)))
-    for user_id, called_by, names in [
+    expected: list[tuple[str | None, str | None, str]] = [
         *(("u", None, "dcba"), ("u", NO_CALLER, "a"), ("u", "a", "cb"), ("u", "b", "d"), ("u", "c", "")),
         *(("v", NO_CALLER, ""), ("v", "a", "b"), (None, NO_CALLER, "a"), (None, None, "bdcba")),
-    ]:
-        filters: dict[str, Any] = {"user_id": user_id, "called_by": called_by}
+    ]
+    for user_id, caller, names in expected:
+        filters: dict[str, Any] = {"user_id": user_id, "called_by": caller}
         listed = [session.session_id for session in await store.query(**filters)]
         equal(listed, list(names), f"sessions of {filters}")
         equal(await store.count(**filters), len(names), f"count of {filters}")

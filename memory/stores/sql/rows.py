@@ -42,7 +42,7 @@ _RUN_TEXTS = {
     *("labels", "why", "usage", "stop_reason", "calls", "params", "output"),
     *("instructions", "tools", "trace"),
 }
-_SESSION_TEXTS = {"metadata", "title", "params"}
+_SESSION_TEXTS = {"metadata", "title", "params", "budget", "agents_usage"}
 _DELIVERY_TEXTS = {"payload", "schedule", "why"}
 """The fields whose columns are JSON text."""
 
@@ -56,10 +56,13 @@ def _values(row: Any, names: Iterable[str], texts: set[str]) -> dict[str, Any]:
             raise UnfitError("it is not UTF-8 text")
         if value is not None:
             values[name] = pydantic_core.from_json(value) if name in texts else value
-    if "usage" in values:
-        values["usage"] = {_LONG.get(name, name): number for name, number in dict(values["usage"]).items()}
+    for field_name in _USAGES & values.keys():
+        values[field_name] = {_LONG.get(name, name): number for name, number in dict(values[field_name]).items()}
     return values
 
+
+_USAGES = {"usage", "agents_usage"}
+"""The fields that are usages in JSON text, with short names."""
 
 _SHORT = {
     "input_tokens": "in",
@@ -119,7 +122,12 @@ def _session_columns(session: SessionRecord) -> dict[str, Any]:
         "title": to_json(session.title),
         "memory": _unless_on(session.memory),
         "params": to_json(session.params or None),
+        "budget": to_json(session.budget or None),
+        "agents_usage": _usage_text(session.agents_usage) if session.agents_usage != _UNUSED else None,
     }
+
+
+_UNUSED = Usage()
 
 
 def _unless_on(use: MemoryUse) -> str | None:

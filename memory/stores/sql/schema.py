@@ -55,6 +55,8 @@ sessions = Table(
     Column("parent", Text),
     Column("called_by", Text),
     Column("depth", BigInteger, nullable=False),
+    Column("budget", Text),
+    Column("agents_usage", Text),
     Column("log_size", BigInteger, nullable=False),
     Column("next_index", BigInteger, nullable=False),
     Column("epoch", BigInteger, nullable=False),

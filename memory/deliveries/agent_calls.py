@@ -40,10 +40,18 @@ def call_of_agent(caller: RunRecord, agent: str) -> tuple[str, CallState] | None
     return next((call for call in calls if call[1].agent and call[1].agent["session"] == agent), None)
 
 
+def is_wanted(caller: RunRecord, state: CallState) -> bool:
+    """Return whether an agent is to begin, or its end to be told: its call waits, or goes on in the background."""
+    if state.agent.get("background"):
+        return "usage" not in state.agent and (caller.is_open or caller.state == "completed")
+    return caller.is_open and state.is_waiting
+
+
 def deliveries_of_ends(session: SessionRecord, runs: Iterable[RunRecord], now: float) -> list[DeliveryChange]:
     """Return what a commit that stores these runs of a session adds: results of those that have ended, and cancels.
 
-    An agent's run sends its result to its caller. A run that has ended cancels the agents that it still waits for.
+    An agent's run sends its result to its caller. A run that has ended cancels the agents that it still waits for, and
+    those in the background, unless it completed.
     """
     additions: list[DeliveryChange] = []
     for run in runs:
@@ -51,8 +59,13 @@ def deliveries_of_ends(session: SessionRecord, runs: Iterable[RunRecord], now: f
             continue
         if session.called_by is not None and run.run_id == session.session_id:
             additions.append(agent_result(session, run.parent, now))
-        awaited = [state for state in decode_calls(run.calls).values() if state.agent and state.is_waiting]
-        additions += [cancel_agent(run.session_key, state, now) for state in awaited]
+        at_work = [state for state in decode_calls(run.calls).values() if state.agent and "usage" not in state.agent]
+        useless = [
+            state
+            for state in at_work
+            if state.is_waiting or (state.agent.get("background") and run.state != "completed")
+        ]
+        additions += [cancel_agent(run.session_key, state, now) for state in useless]
     return additions
 
 

@@ -56,10 +56,12 @@ class AgentSettings:
     timeout_s: PositiveSeconds | None = None
     max_depth: PositiveCount = 3
     max_calls: PositiveCount = 16
+    background: bool = False
 
     def call(self, session_id: str) -> FrozenDict:
         """Return the call of an agent in this session, as `CallState.agent` stores it."""
-        settings = {"engine": self.engine, "memory": self.memory, "timeout_s": self.timeout_s}
+        settings: dict[str, Any] = {"engine": self.engine, "memory": self.memory, "timeout_s": self.timeout_s}
+        settings |= {"background": True} if self.background else {}
         agent: FrozenDict = freeze({"session": session_id, **settings})
         return agent
 

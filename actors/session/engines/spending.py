@@ -92,7 +92,8 @@ class Spending:
     def shares(self, run: ActiveRun, count: int) -> list[dict[str, float]]:
         """Return what each of `count` agents may spend that the run is about to call, by the names of limits.
 
-        Together they may spend what the run has left, without what agents at work may spend; see `share`.
+        Together they may spend what the run has left, without what agents at work may spend; see `share`. The count may
+        include the run itself, if it goes on.
         """
         left: dict[str, float] = {}
         times = 1 + count_grants(run.calls.values())

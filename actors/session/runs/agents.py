@@ -42,7 +42,8 @@ class AgentCalls:
         called = {call_id: state for call_id, state in calls.items() if state and state.agent and call_id not in before}
         if not called:
             return {}
-        shares = self._spending.shares(run, len(called))
+        is_one_more = any(state.agent.get("background") for state in called.values())  # the caller, which goes on
+        shares = self._spending.shares(run, len(called) + is_one_more)[: len(called)]
         batch = sum(bool(state.agent) for state in before.values())
         left_s = run.left_s
         for (call_id, state), budget in zip(called.items(), shares, strict=True):

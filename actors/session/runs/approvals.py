@@ -28,7 +28,8 @@ from turnwise.memory.conversation.calls.tool_calls import (
     with_usage,
 )
 from turnwise.memory.conversation.events import CallDecided, RunResumed
-from turnwise.memory.conversation.runs import RunState
+from turnwise.memory.conversation.runs import RunRecord, RunState
+from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.values.frozen_json import freeze
@@ -105,6 +106,22 @@ class Approvals:
 
         await self._transactor.run(change)
 
+    async def note_end(self, run_id: str, call_id: str, spent: Usage) -> None:
+        """Store what an agent in the background has spent, if the run that has called it is open. May be repeated."""
+
+        async def change() -> None:
+            run = self._state.open_run(run_id)
+            state = run.calls.get(call_id) if run else None
+            if run is None or state is None or "usage" in state.agent:
+                return
+            calls = {**run.calls, call_id: with_usage(state, spent)}
+            record = replace(run.record, calls=encode_calls(calls), usage=run.bill())
+            session = _with_agents(run.charged(self._journal.session, record), run.record, record)
+            await self._transactor.commit(session, runs=[record])
+            run.billed(record)
+
+        await self._transactor.run(change)
+
     async def _check_arguments(self, run_id: str, call_id: str, arguments: Mapping[str, Any]) -> None:
         """Raise InvalidInputError if the tool of a call that waits for approval does not accept these arguments."""
         run = self._state.open_run(run_id)
@@ -147,8 +164,7 @@ class Approvals:
             events.append((RunResumed, {**about(record), "why": "all decisions have been made"}))
         joining = self._joining.of(run, new) if resumes and not ledger.uses_without_result() else Joining()
         turn = joining.grown(turn)
-        of_agents = record.agents_usage - run.record.agents_usage
-        session = replace(run.charged(session, record), agents_usage=session.agents_usage + of_agents)
+        session = _with_agents(run.charged(session, record), run.record, record)
         await self._transactor.commit(
             session,
             [*events, *joining.events],
@@ -168,6 +184,11 @@ class Approvals:
         self._joining.after_commit(joining, self._driver.note_end)
         if resumes:
             run.decided.set()
+
+
+def _with_agents(session: SessionRecord, before: RunRecord, after: RunRecord) -> SessionRecord:
+    """Return the session's row with what agents have spent between two records of a run."""
+    return replace(session, agents_usage=session.agents_usage + (after.agents_usage - before.agents_usage))
 
 
 def _block(decision: ApprovalDecision, call_id: str, use: ToolUse | None) -> Block | None:

@@ -7,6 +7,7 @@ from typing import cast
 
 from turnwise.actors.session.runs.admission import RunAdmission, StartOptions
 from turnwise.actors.session.runs.approvals import Approvals
+from turnwise.actors.session.runs.scheduling import FROM_SESSION
 from turnwise.actors.session.state.alarm import Alarm
 from turnwise.actors.session.state.state import SessionState
 from turnwise.errors import (
@@ -24,7 +25,7 @@ from turnwise.memory.conversation.blocks import answer_text, decode
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, CallState
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.deliveries.agent_calls import agent_result, call_of_agent
+from turnwise.memory.deliveries.agent_calls import agent_result, call_of_agent, is_wanted
 from turnwise.memory.deliveries.payload import read_run_payload
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
 from turnwise.memory.stores.reading import read_blocks
@@ -95,8 +96,7 @@ class Inbox:
         options |= {"run_id": delivery.run_id, "if_busy": delivery.if_busy}
         if delivery.kind == "message":
             return (await self._admission.start(prompts, **cast(StartOptions, options))).run_id
-        call = await self._call_of(options["parent"], self._state.session_id)
-        if call is None or not call[1].is_waiting:
+        if await self._call_of(options["parent"], self._state.session_id) is None:
             return None
         try:
             return (await self._admission.start(prompts, **cast(StartOptions, options))).run_id
@@ -105,12 +105,13 @@ class Inbox:
             return None
 
     async def _call_of(self, run_id: str, agent: str) -> tuple[str, CallState] | None:
-        """Return the call by which an open run has called the agent of this session; None if none has."""
+        """Return the call by which a run has called an agent, if the agent is wanted still; else None."""
         try:
             caller = await self._store.run(run_id, self._state.key.user_id)
         except RunNotFoundError:
             return None
-        return call_of_agent(caller, agent) if caller.is_open else None
+        call = call_of_agent(caller, agent)
+        return call if call and is_wanted(caller, call[1]) else None
 
     async def _refuse(self, run_id: str, error: TurnwiseError) -> None:
         """Store the delivery of an error as the result of the call of this agent. May be repeated."""
@@ -122,16 +123,29 @@ class Inbox:
             self._alarm.tell(result.occurs_at)
 
     async def _provide(self, delivery: Delivery) -> None:
-        """Provide the result of an agent to the call that waits for it; do nothing if none does any more."""
+        """Provide the result of an agent to the call that waits for it, or tell it; do nothing if it is not wanted."""
         run_id, agent, text = (delivery.payload[name] for name in ("run_id", "agent", "error"))
         if (call := await self._call_of(run_id, agent)) is None:
             return
         is_error, spent = True, cast(Usage | None, Usage())
         if text is None:
             text, is_error, spent = await self._answer_of(agent)
+        call_id, state = call
+        if state.agent.get("background"):
+            await self._tell(agent, state.name, text, is_error=is_error)
+            if spent is not None:
+                await self._approvals.note_end(run_id, call_id, spent)
+            return
         decision = ApprovalDecision(verdict="provided", text=text, is_error=is_error)
         with suppress(RunNotFoundError, CallNotFoundError, CallDecidedError):
-            await self._approvals.decide(run_id, call[0], decision, spent)
+            await self._approvals.decide(run_id, call_id, decision, spent)
+
+    async def _tell(self, agent: str, name: str, text: str, *, is_error: bool) -> None:
+        """Have the active run, or a new one, take the end of an agent in the background as a message; once."""
+        end = "has given no answer" if is_error else "has answered"
+        prompt = f"The agent {agent} ({name}) {end}:\n\n{text}"
+        options: StartOptions = {"run_id": f"{agent}-end", "if_busy": "inject", "labels": {FROM_SESSION: agent}}
+        await self._admission.start([prompt], **options)
 
     async def _answer_of(self, run_id: str) -> tuple[str, bool, Usage | None]:
         """Return what an agent's run has answered, whether that is an error, and what it has spent, if known."""

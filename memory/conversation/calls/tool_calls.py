@@ -40,7 +40,8 @@ class CallState:
     """Whether the tool was called."""
     agent: FrozenDict = field(default_factory=FrozenDict)
     """Of a call of an agent: the id of its `session`, and the `engine`, `memory` and `timeout_s` of that; its `budget`;
-    its `batch`, which those that one answer calls share; and its `usage`, once it has ended."""
+    its `batch`, which those that one answer calls share; and its `usage`, once it has ended. `background`: the call
+    has its result, and the agent goes on."""
     question: str | None = None
     """The engine's id of what it asked, if the engine has such ids: a later question about the call has another."""
 

@@ -102,7 +102,7 @@ async def runs(reader: Reader, after: int, limit: int) -> tuple[list[RunRecord],
 
 @reads()
 async def pending(reader: Reader, run_id: str) -> list[PendingCall]:
-    """Return the run's tool calls that wait for a decision, in the order in which the model made them."""
+    """Return the calls that wait for a decision, the run's and its agents', in the order of the run's calls."""
     return await reader.reads.pending(run_id)
 
 
@@ -231,6 +231,12 @@ async def cancel(service: SessionService, reason: str, run_id: str) -> bool | No
 async def decide(service: SessionService, run_id: str, call_id: str, decision: ApprovalDecision) -> None:
     """Decide about a tool call that waits; its run goes on when no call is left to decide."""
     await service.core.approvals.decide(run_id, call_id, decision)
+
+
+@changes()
+async def hear(service: SessionService, run_id: str, agent: str) -> None:
+    """Store what an agent asks that an open run has called, as it stands now."""
+    await service.core.inbox.hear(run_id, agent)
 
 
 @changes()

@@ -6,7 +6,7 @@ Annotations are not postponed (PEP 563) in this module, since pydantic would eva
 from dataclasses import dataclass, field
 from typing import Literal
 
-from turnwise.memory.conversation.calls.tool_calls import decode_calls, usage_of_agents
+from turnwise.memory.conversation.calls.tool_calls import Verdict, decode_calls, questions_of, usage_of_agents
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.conversation.usage import Usage
@@ -143,10 +143,18 @@ class RunRecord(Record):
 
     @property
     def awaits_agents(self) -> bool:
-        """Whether it is suspended and waits for agents only, so that nobody has to decide about it."""
-        calls = self.calls.values() if self.state == "awaiting_approval" else ()
-        waiting = {call["wants"] for call in calls if call.get("wants") and not call.get("verdict")}
-        return waiting == {"agent"}
+        """Whether it is suspended and waits for agents only, none of which asks, so that nobody has to decide."""
+        if self.state != "awaiting_approval":
+            return False
+        waiting = [call for call in self.calls.values() if call.get("wants") and not call.get("verdict")]
+        return bool(waiting) and all(
+            call["wants"] == "agent" and None not in (call["agent"].get("asks") or {}).values() for call in waiting
+        )
+
+    @property
+    def questions(self) -> dict[str, Verdict | None]:
+        """The verdicts of the calls about which somebody decides, those of its agents included: see `questions_of`."""
+        return questions_of(decode_calls(self.calls))
 
     @property
     def agents_usage(self) -> Usage:

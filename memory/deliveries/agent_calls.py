@@ -69,6 +69,17 @@ def deliveries_of_ends(session: SessionRecord, runs: Iterable[RunRecord], now: f
     return additions
 
 
+def agent_asks(session: SessionRecord, run: RunRecord, now: float) -> DeliveryChange:
+    """Return the addition of a delivery that tells an agent's caller that something else waits for decisions there.
+
+    Args:
+        session: the row with which it is stored. Each revision has an id of its own.
+    """
+    payload: FrozenDict = freeze({"run_id": run.parent, "agent": session.session_id})
+    name = f"{session.session_id}-asks-{session.revision}"
+    return _addition("asks", session.key, session.called_by or "", name, payload=payload, now=now)
+
+
 def agent_result(
     session: SessionRecord, caller_run: str | None, now: float, error: str | None = None
 ) -> DeliveryChange:

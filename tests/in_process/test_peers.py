@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 
 from turnwise import EchoEngine, InProcess, SessionManager
-from turnwise.engines import EngineBuilder, agent_tool
-from turnwise.errors import RunCancelledError, SessionEndedError, SessionInUseError, SessionNotFoundError
+from turnwise.engines import EngineBuilder, agent_tool, tool
+from turnwise.errors import (
+    CallDecidedError,
+    CallNotFoundError,
+    RunCancelledError,
+    SessionEndedError,
+    SessionInUseError,
+    SessionNotFoundError,
+)
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.testing.scripted_engine import Pause, ScriptedEngine
 
@@ -142,3 +149,32 @@ def test_a_fork_of_an_agent_is_nobodys_agent() -> None:
         agent.fork(session_id="fork")
         manager.open("chat").fork(session_id="another chat")
         assert [session.session_id for session in manager.list()] == ["another chat", "fork", "chat"]
+
+
+def test_what_agents_ask_is_decided_at_the_top() -> None:
+    def pay_bill(euros: int) -> str:
+        return f"paid {euros}"
+
+    pay = tool(pay_bill, name="pay", description="Pays.", approval=True)
+    above, below = (agent_tool(agent, engine=agent, description="Has it paid.") for agent in ("above", "below"))
+    engines: dict[str, EngineBuilder] = {
+        "lead": ScriptedEngine([[("above", {"task": "boats"})], "done"], tools=[above]),
+        "above": ScriptedEngine([[("below", {"task": "sails"}), ("pay", {"euros": 1})], "found"], tools=[below, pay]),
+        "below": ScriptedEngine([[("pay", {"euros": 2}), ("pay", {"euros": 3})], "sails"], tools=[pay]),
+    }
+    with SessionManager("memory://asked", engine=engines, placement=InProcess()) as manager:
+        run = manager.open("chat", user_id="ada").run("go")
+        decided = set[str]()
+        while (turn := run.wait(LONG_S, until="settled")).status == "running":
+            for call in run.pending():
+                assert call.name == "pay" and call.call_id not in decided
+                decided.add(call.call_id)
+                if call.input["euros"] == 2:
+                    run.reject(call.call_id, "too much")
+                    with pytest.raises(CallDecidedError):
+                        run.approve(call.call_id)
+                else:
+                    run.approve(call.call_id)
+        assert sorted(path.count("/") for path in decided) == [1, 2, 2] and turn.text == "done"
+        with pytest.raises(CallNotFoundError):
+            run.approve(f"{next(iter(decided))}-none")

@@ -15,7 +15,7 @@ from turnwise.actors.session.runs.run_driver import RunDriver
 from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.reads import SessionReads
 from turnwise.actors.session.state.recorded_output import RecordedOutput
-from turnwise.actors.session.state.run_events import about
+from turnwise.actors.session.state.run_events import about, question_events
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
 from turnwise.errors import CallDecidedError, CallNotFoundError, EngineError, InvalidInputError, shown
@@ -23,8 +23,11 @@ from turnwise.memory.conversation.blocks import Block, Content, Text, ToolResult
 from turnwise.memory.conversation.calls.tool_calls import (
     ApprovalDecision,
     CallState,
+    PendingCall,
+    Verdict,
     decode_calls,
     encode_calls,
+    with_agent,
     with_usage,
 )
 from turnwise.memory.conversation.events import CallDecided, RunResumed
@@ -61,7 +64,15 @@ class Approvals:
         self._transactor = transactor
         self._engines = engines
 
-    async def decide(self, run_id: str, call_id: str, decision: ApprovalDecision, spent: Usage | None = None) -> None:
+    async def decide(
+        self,
+        run_id: str,
+        call_id: str,
+        decision: ApprovalDecision,
+        *,
+        spent: Usage | None = None,
+        asked: Mapping[str, Verdict | None] | None = None,
+    ) -> None:
         """Decide a waiting tool call; durable on return. The run continues when all of its calls are decided.
 
         Idempotent: repeating a decision changes nothing, whatever the run's state. A rejection or a provided result is
@@ -70,6 +81,7 @@ class Approvals:
 
         Args:
             spent: what the agent has spent that was called, if it has ended.
+            asked: what has waited for decisions in the run of this agent; see `questions_of`.
 
         Raises:
             RunNotFoundError: the session has no such run.
@@ -102,7 +114,43 @@ class Approvals:
             decided = replace(state, verdict=decision.verdict, digest=decision.digest)
             if spent is not None:
                 decided = with_usage(decided, spent)
+            if asked:
+                decided = with_agent(decided, asks=asked)
             await self._decide(run, call_id, decision, {**calls, call_id: decided})
+
+        await self._transactor.run(change)
+
+    async def note_questions(
+        self,
+        run_id: str,
+        call_id: str,
+        asked: Mapping[str, Verdict | None],
+        revision: int,
+        pending: Sequence[PendingCall],
+    ) -> None:
+        """Store what an agent asks that a run has called, if it was not heard at a later time. May be repeated.
+
+        Those who wait until the run is settled are woken if it waits for a decision now.
+
+        Args:
+            asked: what waits, or has waited, for decisions in the agent's run; see `questions_of`.
+            revision: that of the agent's session; a later state has a higher one.
+            pending: the calls that wait, by their paths in this run.
+        """
+
+        async def change() -> None:
+            run = self._state.open_run(run_id)
+            state = run.calls.get(call_id) if run else None
+            if run is None or state is None or state.verdict or "usage" in state.agent:
+                return
+            agent = state.agent
+            if revision <= agent.get("heard", -1) or (agent.get("asks") or {}) == asked:
+                return
+            calls = {**run.calls, call_id: with_agent(state, asks=asked, heard=revision)}
+            record = replace(run.record, calls=encode_calls(calls), usage=run.bill())
+            events = question_events(run.record, record, pending)
+            await self._transactor.commit(run.charged(self._journal.session, record), events, runs=[record])
+            run.billed(record)
 
         await self._transactor.run(change)
 
@@ -160,6 +208,7 @@ class Approvals:
         if new:
             values |= {"span": (session.log_size - 1, session.log_size), "blocks": tuple(new)}
         events: list[NewEvent] = [(CallDecided, values)]
+        events += question_events(run.record, record)
         if resumes:
             events.append((RunResumed, {**about(record), "why": "all decisions have been made"}))
         joining = self._joining.of(run, new) if resumes and not ledger.uses_without_result() else Joining()

@@ -23,11 +23,13 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.blocks import answer_text, decode
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, CallState
+from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.agent_calls import agent_result, call_of_agent, is_wanted
 from turnwise.memory.deliveries.payload import read_run_payload
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
+from turnwise.memory.stores.agents import asked_by
 from turnwise.memory.stores.reading import read_blocks
 
 
@@ -81,11 +83,22 @@ class Inbox:
                 await self._provide(delivery)
             case "cancel":
                 await self._cancel(delivery)
+            case "asks":
+                await self.hear(delivery.payload["run_id"], delivery.payload["agent"])
             case _:
                 run_id = await self._begin_run(delivery)
         with suppress(DeliveryChangedError):
             await self._store.change_delivery(DeliveryChange(delivery, None))
         return run_id
+
+    async def hear(self, run_id: str, agent: str) -> None:
+        """Store what an agent of an open run asks, as it stands now; durable on return. May be repeated."""
+        if (call := await self._call_of(run_id, agent)) is None:
+            return
+        key = SessionKey(agent, self._state.key.user_id)
+        pending, run, revision = await asked_by(self._store, key, f"{call[0]}/")
+        if run:
+            await self._approvals.note_questions(run_id, call[0], run.questions, revision, pending)
 
     async def _begin_run(self, delivery: Delivery) -> str | None:
         """Start the run of a message or of an agent; a run that was started for it before is returned.
@@ -127,9 +140,12 @@ class Inbox:
         run_id, agent, text = (delivery.payload[name] for name in ("run_id", "agent", "error"))
         if (call := await self._call_of(run_id, agent)) is None:
             return
-        is_error, spent = True, cast(Usage | None, Usage())
-        if text is None:
-            text, is_error, spent = await self._answer_of(agent)
+        run = None
+        if text is not None:
+            is_error, spent = True, Usage()
+        else:
+            text, is_error, run = await self._answer_of(agent)
+            spent = run and (run.usage or Usage()) + run.agents_usage
         call_id, state = call
         if state.agent.get("background"):
             await self._tell(agent, state.name, text, is_error=is_error)
@@ -138,7 +154,7 @@ class Inbox:
             return
         decision = ApprovalDecision(verdict="provided", text=text, is_error=is_error)
         with suppress(RunNotFoundError, CallNotFoundError, CallDecidedError):
-            await self._approvals.decide(run_id, call_id, decision, spent)
+            await self._approvals.decide(run_id, call_id, decision, spent=spent, asked=run and run.questions)
 
     async def _tell(self, agent: str, name: str, text: str, *, is_error: bool) -> None:
         """Have the active run, or a new one, take the end of an agent in the background as a message; once."""
@@ -147,8 +163,8 @@ class Inbox:
         options: StartOptions = {"run_id": f"{agent}-end", "if_busy": "inject", "labels": {FROM_SESSION: agent}}
         await self._admission.start([prompt], **options)
 
-    async def _answer_of(self, run_id: str) -> tuple[str, bool, Usage | None]:
-        """Return what an agent's run has answered, whether that is an error, and what it has spent, if known."""
+    async def _answer_of(self, run_id: str) -> tuple[str, bool, RunRecord | None]:
+        """Return what an agent's run has answered, whether that is an error, and the run; None if it is gone."""
         try:
             run = await self._store.run(run_id, self._state.key.user_id)
             turns = await self._store.turns(run.session_key, after=run.turn_index - 1, limit=1)
@@ -156,11 +172,10 @@ class Inbox:
             return "the agent's session was deleted", True, None
         output = turns[0].output if turns and turns[0].index == run.turn_index else ()
         text = answer_text([decode(block) for block in await read_blocks(self._store, output)])
-        spent = (run.usage or Usage()) + run.agents_usage
         if run.state == "completed":
-            return text, False, spent
+            return text, False, run
         why = f"the agent's run is {run.state}: {run.why}"
-        return "\n\n".join(part for part in (why, text) if part), True, spent
+        return "\n\n".join(part for part in (why, text) if part), True, run
 
     async def _cancel(self, delivery: Delivery) -> None:
         """Cancel the run of an agent, whose caller has ended, and wait for its end."""

@@ -41,7 +41,7 @@ class CallState:
     agent: FrozenDict = field(default_factory=FrozenDict)
     """Of a call of an agent: the id of its `session`, and the `engine`, `memory` and `timeout_s` of that; its `budget`;
     its `batch`, which those that one answer calls share; and its `usage`, once it has ended. `background`: the call
-    has its result, and the agent goes on."""
+    has its result, and the agent goes on. `asks`: what has waited for a decision there; see `questions_of`."""
     question: str | None = None
     """The engine's id of what it asked, if the engine has such ids: a later question about the call has another."""
 
@@ -85,6 +85,28 @@ class PendingCall:
     why: str | None
 
 
+def questions_of(calls: Mapping[str, CallState]) -> dict[str, Verdict | None]:
+    """Return the verdicts of what waits, or has waited, for a decision: of these calls, and of calls below them.
+
+    A call of an agent has a path: the id of the call of the agent, a slash, the path in the agent's run. The verdict is
+    None while it waits. What an agent has asked that has ended since is rejected, if it was not decided before.
+    """
+    questions: dict[str, Verdict | None] = {}
+    for call_id, state in calls.items():
+        if state.agent:
+            has_ended = bool(state.verdict or "usage" in state.agent)
+            for path, verdict in (state.agent.get("asks") or {}).items():
+                questions[f"{call_id}/{path}"] = verdict or ("rejected" if has_ended else None)
+        elif state.wants:
+            questions[call_id] = state.verdict
+    return questions
+
+
+def with_agent(state: CallState, **values: Any) -> CallState:
+    """Return the state of a call of an agent with other values of `agent`."""
+    return replace(state, agent=freeze({**state.agent, **values}))
+
+
 def usage_of_agents(states: Iterable[CallState]) -> Usage:
     """Return what the agents of these calls have spent, and those that they have called; without those at work.
 
@@ -101,8 +123,7 @@ def usage_of_agents(states: Iterable[CallState]) -> Usage:
 
 def with_usage(state: CallState, spent: Usage) -> CallState:
     """Return the state of a call whose agent has ended, and has spent this."""
-    used = {name: value for name, value in vars(spent).items() if value}
-    return replace(state, agent=freeze({**state.agent, "usage": used}))
+    return with_agent(state, usage={name: value for name, value in vars(spent).items() if value})
 
 
 def encode_calls(calls: Mapping[str, CallState]) -> FrozenDict:

@@ -20,7 +20,10 @@ from turnwise.memory.values.records import replace
 
 
 def agent_id(run_id: str, call_id: str) -> str:
-    """Return the id of the session of the agent that a call of a run calls, and of its run there."""
+    """Return the id of the session of the agent that a call of a run calls, and of its run there.
+
+    Of one that begins after another was lost, `run_id` is the other one's id.
+    """
     return f"agent-{hashlib.blake2b(f'{len(run_id)}:{run_id}{call_id}'.encode(), digest_size=16).hexdigest()}"
 
 

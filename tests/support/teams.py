@@ -61,7 +61,9 @@ class Team:
         lead = ScriptedEngine(script, tools=tools)
         self.settings: dict[str, Any] = {
             "engine": NamedEngines({"lead": lead, "research": FunctionEngine(find_out), **(engines or {})}),
-            "config": SessionConfig(cancel_grace_s=0.1, idle_s=1e9, on_lost="resume", max_resumes=9, **settings),
+            "config": SessionConfig(
+                **{"cancel_grace_s": 0.1, "idle_s": 1e9, "on_lost": "resume", "max_resumes": 9, **settings}
+            ),
         }
         self.lead = World(self.faults, session_id="lead", **self.settings)
         self.store = self.lead.store.inner

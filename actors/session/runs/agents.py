@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
+from turnwise.actors.session.engines.budget import spent_of
 from turnwise.actors.session.engines.spending import Spending
 from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.state import SessionState
@@ -14,7 +15,8 @@ from turnwise.memory.conversation.blocks import Block, ToolUse
 from turnwise.memory.conversation.calls.tool_calls import CallState
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.deliveries.agent_calls import begin_agent
+from turnwise.memory.conversation.usage import Usage, plain
+from turnwise.memory.deliveries.agent_calls import agent_id, begin_agent
 from turnwise.memory.deliveries.records import DeliveryChange
 from turnwise.memory.values.frozen_json import freeze
 
@@ -52,10 +54,21 @@ class AgentCalls:
             called[call_id] = replace(state, agent=freeze({**state.agent, **bounds}))
         return called
 
+    def again(self, call_id: str, state: CallState, lost: RunRecord) -> CallState:
+        """Return the state of a call whose agent was lost, for another agent, with the time that that one has left."""
+        agent = {name: value for name, value in state.agent.items() if name not in ("asks", "heard")}
+        spent = (lost.usage or Usage()) + lost.agents_usage
+        before = spent + Usage(**agent.get("lost", {}))
+        timeout_s = agent["timeout_s"] and max(LEAST_S, agent["timeout_s"] - spent.seconds)
+        agent |= {"session": agent_id(lost.run_id, call_id), "restarts": agent["restarts"] - 1, "lost": plain(before)}
+        return replace(state, agent=freeze({**agent, "timeout_s": timeout_s}))
+
     async def create_sessions(self, calls: Mapping[str, CallState]) -> None:
         """Create the agents' sessions, those excepted that exist. May be repeated."""
         session, now = self._journal.session, self._journal.clock()
         for state in calls.values():
+            lost = Usage(**state.agent.get("lost", {}))
+            budget = {name: max(0, limit - spent_of(name, lost)) for name, limit in state.agent["budget"].items()}
             agent = SessionRecord(
                 session_id=state.agent["session"],
                 user_id=session.user_id,
@@ -64,7 +77,7 @@ class AgentCalls:
                 memory=state.agent.get("memory", "on"),
                 called_by=session.session_id,
                 depth=session.depth + 1,
-                budget=state.agent["budget"],
+                budget=freeze(budget),
                 created_at=now,
                 updated_at=now,
             )

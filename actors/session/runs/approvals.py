@@ -10,6 +10,7 @@ from typing import Any
 from turnwise.actors.inference.attempt import reason
 from turnwise.actors.inference.engine import CallChecker, EngineBuilder, NewEvent, Selective
 from turnwise.actors.session.engines.session_engines import SessionEngines
+from turnwise.actors.session.runs.agents import AgentCalls
 from turnwise.actors.session.runs.prompt_joining import Joining, PromptJoining
 from turnwise.actors.session.runs.run_driver import RunDriver
 from turnwise.actors.session.state.active_run import ActiveRun
@@ -55,8 +56,10 @@ class Approvals:
         driver: RunDriver,
         joining: PromptJoining,
         reads: SessionReads,
+        agents: AgentCalls,
     ) -> None:
         self._reads = reads
+        self._agents = agents
         self._driver = driver
         self._joining = joining
         self._state = state
@@ -153,6 +156,33 @@ class Approvals:
             run.billed(record)
 
         await self._transactor.run(change)
+
+    async def begin_again(self, run_id: str, call_id: str, lost: RunRecord) -> bool:
+        """Have another agent begin for a call, as the run of its agent was lost; durable on return. May be repeated.
+
+        Returns False if the run that has called it is not open, so that nothing was done.
+        """
+
+        async def change() -> bool:
+            run = self._state.open_run(run_id)
+            state = run.calls.get(call_id) if run else None
+            if run is None or state is None:
+                return False
+            if state.agent["session"] != lost.session_id:
+                return True
+            agents = {call_id: self._agents.again(call_id, state, lost)}
+            await self._agents.create_sessions(agents)
+            record = replace(run.record, calls=encode_calls({**run.calls, **agents}), usage=run.bill())
+            await self._transactor.commit(
+                run.charged(self._journal.session, record),
+                question_events(run.record, record),
+                runs=[record],
+                deliveries=self._agents.begin(record, agents, run.output.blocks),
+            )
+            run.billed(record)
+            return True
+
+        return await self._transactor.run(change)
 
     async def note_end(self, run_id: str, call_id: str, spent: Usage) -> None:
         """Store what an agent in the background has spent, if the run that has called it is open. May be repeated."""

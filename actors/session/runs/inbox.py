@@ -147,6 +147,9 @@ class Inbox:
             text, is_error, run = await self._answer_of(agent)
             spent = run and (run.usage or Usage()) + run.agents_usage
         call_id, state = call
+        can_restart = run and run.state == "interrupted" and state.agent.get("restarts")
+        if run and can_restart and await self._approvals.begin_again(run_id, call_id, run):
+            return
         if state.agent.get("background"):
             await self._tell(agent, state.name, text, is_error=is_error)
             if spent is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from turnwise.actors.inference.engine import NewEvent
 from turnwise.memory.conversation.blocks import Block, ToolResult
-from turnwise.memory.conversation.calls.tool_calls import CallState, PendingCall
+from turnwise.memory.conversation.calls.tool_calls import CallState, PendingCall, Verdict
 from turnwise.memory.conversation.events import (
     AddsOutput,
     ApprovalRequested,
@@ -105,12 +105,15 @@ def request_event(record: RunRecord, call_id: str, state: CallState) -> NewEvent
 def question_events(before: RunRecord, after: RunRecord, pending: Iterable[PendingCall] = ()) -> list[NewEvent]:
     """Return the events of what its agents ask, or asked, that differs between two records of a run.
 
+    What was asked by an agent that was lost is over.
+
     Args:
         pending: the calls that wait now.
     """
     earlier, events = before.questions, list[NewEvent]()
     details = {call.call_id: call for call in pending}
-    for path, verdict in after.questions.items():
+    over: dict[str, Verdict | None] = {path: "rejected" for path, verdict in earlier.items() if verdict is None}
+    for path, verdict in (over | after.questions).items():
         if "/" not in path or earlier.get(path, "") == verdict:
             continue
         if verdict is None and path in details:

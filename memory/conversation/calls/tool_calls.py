@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from turnwise.memory.conversation.blocks import Content, encode
-from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.conversation.usage import Usage, plain
 from turnwise.memory.values.frozen_json import FrozenDict, freeze
 from turnwise.memory.values.records import replace
 
@@ -41,7 +41,8 @@ class CallState:
     agent: FrozenDict = field(default_factory=FrozenDict)
     """Of a call of an agent: the id of its `session`, and the `engine`, `memory` and `timeout_s` of that; its `budget`;
     its `batch`, which those that one answer calls share; and its `usage`, once it has ended. `background`: the call
-    has its result, and the agent goes on. `asks`: what has waited for a decision there; see `questions_of`."""
+    has its result, and the agent goes on. `asks`: what has waited for a decision there; see `questions_of`.
+    `restarts`: how often it may begin again; `lost`: the usage of those before it."""
     question: str | None = None
     """The engine's id of what it asked, if the engine has such ids: a later question about the call has another."""
 
@@ -122,8 +123,8 @@ def usage_of_agents(states: Iterable[CallState]) -> Usage:
 
 
 def with_usage(state: CallState, spent: Usage) -> CallState:
-    """Return the state of a call whose agent has ended, and has spent this."""
-    return with_agent(state, usage={name: value for name, value in vars(spent).items() if value})
+    """Return the state of a call whose agent has ended, and has spent this beside those that were lost."""
+    return with_agent(state, usage=plain(spent + Usage(**state.agent.get("lost", {}))))
 
 
 def encode_calls(calls: Mapping[str, CallState]) -> FrozenDict:

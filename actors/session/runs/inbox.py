@@ -103,19 +103,23 @@ class Inbox:
     async def _begin_run(self, delivery: Delivery) -> str | None:
         """Start the run of a message or of an agent; a run that was started for it before is returned.
 
-        An agent for which nobody waits any more begins none. If it cannot begin one, its call's result is the error.
+        An agent that is not wanted any more begins none. If it cannot begin one, its call's result is the error. Once
+        the run is stored, it looks again: a cancel that came in between has found no run.
         """
         prompts, options = read_run_payload(delivery)
         options |= {"run_id": delivery.run_id, "if_busy": delivery.if_busy}
         if delivery.kind == "message":
             return (await self._admission.start(prompts, **cast(StartOptions, options))).run_id
-        if await self._call_of(options["parent"], self._state.session_id) is None:
-            return None
-        try:
-            return (await self._admission.start(prompts, **cast(StartOptions, options))).run_id
-        except (InvalidInputError, EmptyTurnError, SessionEndedError) as error:
-            await self._refuse(options["parent"], error)
-            return None
+        caller, agent, run_id = options["parent"], self._state.session_id, None
+        if await self._call_of(caller, agent):
+            try:
+                run_id = (await self._admission.start(prompts, **cast(StartOptions, options))).run_id
+            except (InvalidInputError, EmptyTurnError, SessionEndedError) as error:
+                await self._refuse(caller, error)
+                return None
+        if await self._call_of(caller, agent) is None:
+            await self._cancel(delivery)
+        return run_id
 
     async def _call_of(self, run_id: str, agent: str) -> tuple[str, CallState] | None:
         """Return the call by which a run has called an agent, if the agent is wanted still; else None."""
@@ -181,6 +185,6 @@ class Inbox:
         return "\n\n".join(part for part in (why, text) if part), True, run
 
     async def _cancel(self, delivery: Delivery) -> None:
-        """Cancel the run of an agent, whose caller has ended, and wait for its end."""
+        """Cancel the run of an agent that is not wanted any more, if it has begun, and wait for its end."""
         with suppress(RunNotFoundError):
             await self._admission.cancel(f"run of session {delivery.session_id!r} has ended", self._state.session_id)

@@ -20,6 +20,9 @@ from turnwise.testing.exhaust import exhaust
 from turnwise.testing.faults import Faults
 from turnwise.testing.scripted_engine import Pause, ScriptedEngine
 
+CANCEL_S = 10.0
+"""In which time a cancel reaches two levels, one fault included, in seconds."""
+
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
@@ -262,20 +265,48 @@ def test_agents_are_called_once_whatever_fails_or_dies() -> None:
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck
 
 
-def test_a_cancelled_team_ends_whatever_fails_or_dies() -> None:
+@pytest.mark.virtual_time
+async def test_a_cancel_that_comes_while_an_agent_begins_ends_it() -> None:
+    slow = agent_tool("researcher", engine="slow", description="Never answers.")
+    engines = {"slow": ScriptedEngine([[Pause(math.inf)]])}
+    team = await Team([asks("a"), "done"], tools=[slow], engines=engines).begin()
+    while not await is_waiting(team):
+        await asyncio.sleep(0.01)
+    (begin,) = await team.store.deliveries()
+    agent = team.of(begin.run_id)
+    await agent.ask("transactor.activate")
+    async with agent.core.transactor.alone:  # a change is under way, for which the start of the run waits
+        beginning = asyncio.create_task(team.receive(begin))
+        await asyncio.sleep(0.1)
+        await team.lead.cancel("go")
+        cancel = next(delivery for delivery in await team.store.deliveries() if delivery.kind == "cancel")
+        await agent.core.inbox.receive(*(cancel.session_id, cancel.key, cancel.delivery_id, cancel.revision))
+    await beginning
+    assert [run.state for run in await team.runs()] == ["cancelled"] * 2
+    await team.dispatch(team.has_ended)
+
+
+def test_a_cancelled_team_ends_soon_whatever_fails_or_dies() -> None:
+    above = agent_tool("researcher", engine="above", description="Calls another.")
     slow = agent_tool("researcher", engine="slow", description="Never answers.")
 
     async def life(faults: Faults) -> None:
-        engines = {"slow": ScriptedEngine([[Pause(math.inf)]])}
-        team = await Team([asks("a"), "done"], faults, tools=[slow], engines=engines).begin()
+        engines = {
+            "above": ScriptedEngine([asks("deeper"), "never"], tools=[slow]),
+            "slow": ScriptedEngine([[Pause(math.inf)]]),
+        }
+        team = await Team([asks("a"), "done"], faults, tools=[above], engines=engines).begin()
 
         async def works() -> bool:
-            return bool(await team.agent_runs())
+            return len(await team.agent_runs()) == 2
 
         await team.dispatch(works)
         await team.lead.cancel("go")
+        loop = asyncio.get_running_loop()
+        cancelled_at = loop.time()
         await team.dispatch(team.has_ended)
-        assert [run.state for run in await team.runs()] == ["cancelled"] * 2
+        assert [run.state for run in await team.runs()] == ["cancelled"] * 3
+        assert loop.time() - cancelled_at < CANCEL_S
 
     struck = exhaust(life)
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck

@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
-from lanes import TAKEN, mark_of, may_need_ray, take
+from lanes import TAKEN, may_need_ray, take
 
 from engines import ScriptedEngine
 from processes.fork_server import workers_by_fork
@@ -99,12 +99,44 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
 
 
+_files: list[pytest.Module] = []
+"""The files of a lane that it has not come to. None is imported yet."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makemodule() -> Generator[None, pytest.Module | None, pytest.Module | None]:
+    """Note a file, which may be one of those that pytest was given, or one beside it."""
+    file = yield
+    if file is not None:
+        _files.append(file)
+    return file
+
+
+def pytest_collection(session: pytest.Session) -> bool | None:
+    """Collect, in a lane, only files at first, and then the tests of one file each time; see `_take`."""
+    if LANE is None:
+        return None
+    manager = session.config.pluginmanager
+    if not _files:
+        session.perform_collect(genitems=False)
+        places = {path: place for place, path in enumerate(session.config.args)}
+        _files[:] = sorted(
+            (file for file in _files if str(file.path) in places), key=lambda file: places[str(file.path)]
+        )
+    else:
+        session.items = [*session.genitems(_files.pop(0))]
+        says_how_many = manager.get_plugin("terminalreporter")
+        select = manager.subset_hook_caller("pytest_collection_modifyitems", [says_how_many])
+        select(session=session, config=session.config, items=session.items)
+    return True
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """Run the tests of the files that no other lane has taken, in a lane; see `tests/lanes.py`."""
-    if LANE is None or session.testsfailed or session.config.option.collectonly:
+    if LANE is None or session.config.option.collectonly:
         return None
-    left = take(session.items, LANE)
+    left = _take(session, LANE)
     item = next(left, None)
     while item is not None:
         following = next(left, None)  # pytest keeps the fixtures that it shares with this one
@@ -117,17 +149,28 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     return True
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Say which files have no tests of this lane's kind, for other lanes to collect them no more.
+def _take(session: pytest.Session, lane: str) -> Iterator[pytest.Item]:
+    """Yield the tests of the files that no other lane has taken, each imported when it is taken."""
+    session.testscollected = 0
+    while _files:
+        if not take(_files[0].path, lane):
+            _files.pop(0)
+            continue
+        session.config.hook.pytest_collection(session=session)
+        session.testscollected += len(session.items)
+        _let_imports_be()
+        yield from session.items
 
-    Also let no garbage collection walk what was imported, also in processes that tests fork: it was a tenth of a run.
-    """
+
+def pytest_collection_finish() -> None:
+    """See `_let_imports_be`."""
+    _let_imports_be()
+
+
+def _let_imports_be() -> None:
+    """Let no garbage collection walk what was imported, also in processes that tests fork: it was a tenth of a run."""
+    gc.collect()
     gc.freeze()
-    if LANE is not None:
-        has_some = {item.path for item in session.items}
-        for file in map(Path, session.config.args):
-            if file not in has_some:
-                mark_of(file, LANE).touch()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -14,10 +14,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Protocol, TypeVar
 
 TESTS = Path(__file__).parent
 
@@ -81,15 +79,6 @@ NO_TESTS = 5
 """What pytest exits with if it was given none."""
 
 
-class InFile(Protocol):
-    """A test."""
-
-    path: Path
-
-
-Test = TypeVar("Test", bound=InFile)
-
-
 def may_need_ray(file: Path) -> bool:
     """Return whether tests in this file may need a Ray, by the fixtures and the marker that it names."""
     return bool(
@@ -130,14 +119,13 @@ def mark_of(file: Path, taken: str) -> Path:
     return Path(taken, name_of(file).replace("/", "-"))
 
 
-def take(tests: Sequence[Test], taken: str) -> Iterator[Test]:
-    """Yield the tests of files that no other lane has taken. A file is taken when its first test is asked for."""
-    for file, group in groupby(tests, lambda test: test.path):
-        try:
-            mark_of(file, taken).touch(exist_ok=False)
-        except FileExistsError:
-            continue
-        yield from group
+def take(file: Path, taken: str) -> bool:
+    """Take a file, unless another lane has taken it; return whether this one has it now."""
+    try:
+        mark_of(file, taken).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 class Lane(threading.Thread):

@@ -197,7 +197,7 @@ def _broken(ann: httpx.Client, bob: httpx.Client, method: str, route: APIRoute) 
     requests = [(f"query {query_text[:20]}", query_text, b"") for query_text in _some(route, QUERIES)]
     requests += [(label, "", body) for label, body in bodies(route)]
     _take(bob)
-    scale = slowness()
+    scale = 1.0
     for label, query, body in requests:
         status, holds = 0, list[Any]()
         for _ in range(TIMES):
@@ -209,7 +209,7 @@ def _broken(ann: httpx.Client, bob: httpx.Client, method: str, route: APIRoute) 
             ]
             if not holds:
                 break
-            scale = slowness()  # others may have begun to use this machine
+            scale = slowness()
         else:
             yield f"{method} {route.path} {label} ({status}, {scale:.1f} times slower): {holds}"
 

@@ -4,22 +4,25 @@ import os
 import subprocess
 import sys
 from pathlib import Path, PurePath
-from types import SimpleNamespace
 
-from lanes import LONG, MORE, TESTS, files_of, name_of, searches, take
+from lanes import LONG, MORE, TAKEN, TESTS, files_of, name_of, searches, take
 
 
-def test_lanes_share_the_tests_by_files(tmp_path: Path) -> None:
-    tests = [SimpleNamespace(path=TESTS / "room" / f"test_{number // 3}.py", number=number) for number in range(15)]
-    lanes = [take(tests, str(tmp_path)) for _ in range(3)]
-    ran: list[list[int]] = [[], [], []]
-    while turns := [(index, test) for index, lane in enumerate(lanes) if (test := next(lane, None))]:
-        for index, test in turns:
-            ran[index].append(test.number)
-    assert all(ran) and sorted(number for numbers in ran for number in numbers) == list(range(15))
-    for numbers in ran:
-        assert {number // 3 for number in numbers} == {number // 3 for number in numbers[::3]}, "a file is run whole"
-    assert not list(take(tests, str(tmp_path)))
+def test_a_lane_runs_the_files_that_no_other_has_taken_in_the_order_in_which_it_gets_them(tmp_path: Path) -> None:
+    names = ["conversation/test_checked_settings.py", "console/test_text.py", "conversation/test_growing_pauses.py"]
+    first, second, third = (TESTS / name for name in names)
+    assert take(second, str(tmp_path)) and not take(second, str(tmp_path))
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-m", "not ray", *map(str, (third, second, first))],
+        env={**os.environ, TAKEN: str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    ran = [line.split()[0] for line in run.stdout.splitlines() if line.startswith("tests/")]
+    assert run.returncode == 0 and ran == [f"tests/{names[2]}", f"tests/{names[0]}"], run.stdout
+    assert not take(first, str(tmp_path)) and not take(third, str(tmp_path))
 
 
 def test_every_file_is_in_a_lane_of_one_of_the_two_commands() -> None:

@@ -184,7 +184,7 @@ class Approvals:
 
         return await self._transactor.run(change)
 
-    async def note_end(self, run_id: str, call_id: str, spent: Usage) -> None:
+    async def note_end(self, run_id: str, call_id: str, spent: Usage, asked: Mapping[str, Verdict | None]) -> None:
         """Store what an agent in the background has spent, if the run that has called it is open. May be repeated."""
 
         async def change() -> None:
@@ -192,10 +192,10 @@ class Approvals:
             state = run.calls.get(call_id) if run else None
             if run is None or state is None or "usage" in state.agent:
                 return
-            calls = {**run.calls, call_id: with_usage(state, spent)}
+            calls = {**run.calls, call_id: with_agent(with_usage(state, spent), asks=asked)}
             record = replace(run.record, calls=encode_calls(calls), usage=run.bill())
             session = _with_agents(run.charged(self._journal.session, record), run.record, record)
-            await self._transactor.commit(session, runs=[record])
+            await self._transactor.commit(session, question_events(run.record, record), runs=[record])
             run.billed(record)
 
         await self._transactor.run(change)

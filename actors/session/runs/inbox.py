@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import cast
+from typing import NamedTuple, cast
 
 from turnwise.actors.session.runs.admission import RunAdmission, StartOptions
 from turnwise.actors.session.runs.approvals import Approvals
@@ -31,6 +31,18 @@ from turnwise.memory.deliveries.payload import read_run_payload
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
 from turnwise.memory.stores.agents import asked_by
 from turnwise.memory.stores.reading import read_blocks
+
+
+class _AgentEnd(NamedTuple):
+    """The end of an agent."""
+
+    text: str
+    """Its answer, or what went wrong."""
+    is_error: bool
+    run: RunRecord | None
+    """None if it has not begun, or is gone."""
+    spent: Usage | None
+    """What was spent on it; None if that is not known."""
 
 
 class Inbox:
@@ -144,45 +156,42 @@ class Inbox:
         run_id, agent, text = (delivery.payload[name] for name in ("run_id", "agent", "error"))
         if (call := await self._call_of(run_id, agent)) is None:
             return
-        run = None
-        if text is not None:
-            is_error, spent = True, Usage()
-        else:
-            text, is_error, run = await self._answer_of(agent)
-            spent = run and (run.usage or Usage()) + run.agents_usage
-        call_id, state = call
-        can_restart = run and run.state == "interrupted" and state.agent.get("restarts")
-        if run and can_restart and await self._approvals.begin_again(run_id, call_id, run):
+        end = await self._end_of(agent) if text is None else _AgentEnd(text, True, None, Usage())
+        (call_id, state), run = call, end.run
+        restarts = state.agent.get("restarts") if run and run.state == "interrupted" else 0
+        if run and restarts and await self._approvals.begin_again(run_id, call_id, run):
             return
+        asked = run.questions if run else {}
         if state.agent.get("background"):
-            await self._tell(agent, state.name, text, is_error=is_error)
-            if spent is not None:
-                await self._approvals.note_end(run_id, call_id, spent)
+            await self._tell(agent, state.name, end)
+            if end.spent is not None:
+                await self._approvals.note_end(run_id, call_id, end.spent, asked)
             return
-        decision = ApprovalDecision(verdict="provided", text=text, is_error=is_error)
+        decision = ApprovalDecision(verdict="provided", text=end.text, is_error=end.is_error)
         with suppress(RunNotFoundError, CallNotFoundError, CallDecidedError):
-            await self._approvals.decide(run_id, call_id, decision, spent=spent, asked=run and run.questions)
+            await self._approvals.decide(run_id, call_id, decision, spent=end.spent, asked=asked)
 
-    async def _tell(self, agent: str, name: str, text: str, *, is_error: bool) -> None:
+    async def _tell(self, agent: str, name: str, end: _AgentEnd) -> None:
         """Have the active run, or a new one, take the end of an agent in the background as a message; once."""
-        end = "has given no answer" if is_error else "has answered"
-        prompt = f"The agent {agent} ({name}) {end}:\n\n{text}"
+        verb = "has given no answer" if end.is_error else "has answered"
+        prompt = f"The agent {agent} ({name}) {verb}:\n\n{end.text}"
         options: StartOptions = {"run_id": f"{agent}-end", "if_busy": "inject", "labels": {FROM_SESSION: agent}}
         await self._admission.start([prompt], **options)
 
-    async def _answer_of(self, run_id: str) -> tuple[str, bool, RunRecord | None]:
-        """Return what an agent's run has answered, whether that is an error, and the run; None if it is gone."""
+    async def _end_of(self, run_id: str) -> _AgentEnd:
+        """Return how an agent's run has ended."""
         try:
             run = await self._store.run(run_id, self._state.key.user_id)
             turns = await self._store.turns(run.session_key, after=run.turn_index - 1, limit=1)
         except (RunNotFoundError, SessionNotFoundError):
-            return "the agent's session was deleted", True, None
+            return _AgentEnd("the agent's session was deleted", True, None, None)
         output = turns[0].output if turns and turns[0].index == run.turn_index else ()
         text = answer_text([decode(block) for block in await read_blocks(self._store, output)])
+        spent = (run.usage or Usage()) + run.agents_usage
         if run.state == "completed":
-            return text, False, run
+            return _AgentEnd(text, False, run, spent)
         why = f"the agent's run is {run.state}: {run.why}"
-        return "\n\n".join(part for part in (why, text) if part), True, run
+        return _AgentEnd("\n\n".join(part for part in (why, text) if part), True, run, spent)
 
     async def _cancel(self, delivery: Delivery) -> None:
         """Cancel the run of an agent that is not wanted any more, if it has begun, and wait for its end."""

@@ -179,21 +179,21 @@ async def check_filters_are_literal(store: SessionStore) -> None:
 @_law
 async def check_sessions_are_listed_by_their_caller(store: SessionStore) -> None:
     """`called_by` finds the agents that a session has called, `NO_CALLER` what none has called. Usage counts both."""
-    for name, user_id, called_by in [
+    for name, user, caller in [
         ("a", "u", None),
         ("b", "u", "a"),
         ("c", "u", "a"),
         ("d", "u", "b"),
         ("b", "v", "a"),
     ]:
-        agent = name if called_by else None
-        await store.create(a_session(name, user_id=user_id, agent=agent, called_by=called_by, usage=Usage(calls=1)))
+        agent = name if caller else None
+        await store.create(a_session(name, user_id=user, agent=agent, called_by=caller, usage=Usage(calls=1)))
     expected: list[tuple[str | None, str | None, str]] = [
         *(("u", None, "dcba"), ("u", NO_CALLER, "a"), ("u", "a", "cb"), ("u", "b", "d"), ("u", "c", "")),
         *(("v", NO_CALLER, ""), ("v", "a", "b"), (None, NO_CALLER, "a"), (None, None, "bdcba")),
     ]
-    for user_id, caller, names in expected:
-        filters: dict[str, Any] = {"user_id": user_id, "called_by": caller}
+    for user_id, called_by, names in expected:
+        filters: dict[str, Any] = {"user_id": user_id, "called_by": called_by}
         listed = [session.session_id for session in await store.query(**filters)]
         equal(listed, list(names), f"sessions of {filters}")
         equal(await store.count(**filters), len(names), f"count of {filters}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ BEHIND = agent_tool("researcher", engine="research", description="Finds things o
 LOOK = tool(lambda: "nothing yet", name="look", description="Looks.", repeatable=True)
 
 
-def a_team(*script: ScriptedAnswer, faults: Faults | None = None, **settings: Budget) -> Team:
+def a_team(*script: ScriptedAnswer, faults: Faults | None = None, **settings: Any) -> Team:
     return Team(script, faults, tools=[BEHIND, LOOK], **settings)
 
 

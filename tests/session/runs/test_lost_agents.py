@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ AGAIN = agent_tool(
 DIG = tool(lambda: "nothing", name="dig", description="Digs.", repeatable=True)
 
 
-def a_team(faults: Faults | None = None, **settings: Budget) -> Team:
+def a_team(faults: Faults | None = None, **settings: Any) -> Team:
     return Team([asks("boats"), "done"], faults, tools=[AGAIN], on_lost="interrupt", **settings)
 
 
@@ -70,8 +71,8 @@ async def test_it_begins_again_as_often_as_its_tool_says() -> None:
 async def test_the_next_one_spends_what_is_left_and_all_counts() -> None:
     again = agent_tool("researcher", engine="digger", description="Digs.", on_lost="restart")
     digger = ScriptedEngine([*[[("dig", {})]] * 2, [Pause(SLOW_S), ("dig", {})], "found"], tools=[DIG])
-    settings = {"tools": [again], "engines": {"digger": digger}, "on_lost": "interrupt"}
-    team = await Team([asks("boats"), "done"], run_budget=Budget(tool_calls=4), **settings).begin()  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"tools": [again], "engines": {"digger": digger}, "on_lost": "interrupt"}
+    team = await Team([asks("boats"), "done"], run_budget=Budget(tool_calls=4), **settings).begin()
 
     async def digs() -> bool:
         return any(run.usage and run.usage.tool_calls == 2 for run in await team.agent_runs())

@@ -66,8 +66,8 @@ async def decide(team: Team, path: str, decision: ApprovalDecision) -> None:
     await team.of(run.session_id).decide(run.run_id, names[-1], decision)
 
 
-async def events(team: Team, *kinds: type) -> list[Any]:
-    return [event for event in await team.store.events(KEY) if isinstance(event, kinds) and "/" in event.call_id]
+async def events(team: Team, kind: type[ApprovalRequested | CallDecided]) -> list[Any]:
+    return [event for event in await team.store.events(KEY) if isinstance(event, kind) and "/" in event.call_id]
 
 
 @pytest.mark.virtual_time

@@ -188,8 +188,10 @@ class SessionReads:
         return await page_of_deliveries(partial(self._journal.store.deliveries, **self.key._asdict()), cursor, limit)
 
     async def agents(self) -> list[SessionKey]:
-        """Return the sessions of agents that this one has called, and of those below, leaves first."""
-        await self._source.look()
+        """Return the sessions of agents that this one has called, and of those below, leaves first.
+
+        Also of a session that cannot be read, so that it can be deleted.
+        """
         return await agents_below(self._journal.store, self.key)
 
     async def delivery(self, key: str) -> Delivery:

@@ -34,7 +34,6 @@ LANES: Mapping[str, Sequence[str]] = {
 MORE = [
     "project/test_types.py",
     "project/test_docs.py",
-    "cli/test_chat_on_ray.py",
     "project/test_readme.py",
     "http/server/test_server_on_ray.py",
     "http/test_ray_serve.py",
@@ -43,12 +42,23 @@ MORE = [
     "cluster/test_two_rays.py",
     "cluster/test_own_ray.py",
     "hosting/test_chaos_on_ray.py",
+    "telemetry/test_logs.py",
+    "telemetry/test_telemetry_on_ray.py",
+    "cli/test_*_on_ray.py",
+    "cli/test_chat_command.py",
+    "cli/test_without_ray.py",
+    "cli/test_mcp_command.py",
+    "hosting/test_outages_on_ray.py",
+    "hosting/test_waits_on_ray.py",
+    "cluster/test_large_settings_on_ray.py",
+    "http/openai/test_response_calls_on_ray.py",
     "project/test_small_installs.py",
     "project/test_wheel.py",
     "project/test_bench_peers.py",
     "project/test_fork_server.py",
     "console/*_on_ray.py",
     "console/test_console_schedules.py",
+    "console/test_console_webhooks.py",
     "examples/*.py",
     "project/test_bench*.py",
     "project/test_capacity.py",
@@ -57,8 +67,9 @@ MORE = [
     "project/test_lint.py",
     "project/test_system_programs.py",
 ]
-"""What `make test-more` runs: what takes long, needs a browser, or tells of types, docs, packages and measurements. As
-patterns, in the order in which files are taken, so that no lane ends long after the others."""
+"""What `make test-more` runs: what takes long, needs a browser, starts whole programs or a Ray of its own, or tells of
+types, docs, packages and measurements. As patterns, in the order in which files are taken, so that no lane ends long
+after the others."""
 
 END_TO_END = "client/test_sessions_on_ray.py"
 """The tests with a Ray that `make test-newest` runs."""
@@ -68,7 +79,6 @@ LONG = [
     "strategies/test_window_on_ray.py",
     "inference/test_agents_on_ray.py",
     "client/test_sessions_on_ray.py",
-    "hosting/test_waits_on_ray.py",
 ]
 """What `make test` takes first of the rest, for the same reason."""
 

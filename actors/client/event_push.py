@@ -20,22 +20,34 @@ _Page = Callable[[int], Awaitable[tuple[list[AnyEvent], int, bool]]]
 
 
 class AsyncDelivery:
-    """Calls a function with each event, and logs the first of its failures."""
+    """Calls a function with each event, and logs the first of its failures.
 
-    def __init__(self, on_event: EventSink, description: str) -> None:
+    Args:
+        repeats: whether the function is to get an event again at which it raises. Then the first failure at each event
+            is logged.
+    """
+
+    def __init__(self, on_event: EventSink, description: str, *, repeats: bool = False) -> None:
         self._on_event = on_event
         self._description = description
+        self._repeats = repeats
         self._has_failed = False
 
-    async def call(self, event: AnyEvent) -> None:
-        """Call the function. Its errors are logged and raise nothing."""
+    async def call(self, event: AnyEvent) -> bool:
+        """Call the function; return whether it returned. Its errors are logged and raise nothing."""
         try:
             await steps.finish(self._on_event(event))
         except Exception:  # noqa: BLE001 - logged; the function's failure fails nothing
             if not self._has_failed:
                 self._has_failed = True
-                message = "the %s raised an exception at event %d (%s); it gets the events that follow"
-                _log.warning(message, self._description, event.seq, event.kind, exc_info=True)
+                later = "that event again until it returns" if self._repeats else "the events that follow"
+                message = "the %s raised an exception at event %d (%s) of session %r; it gets %s"
+                names = self._description, event.seq, event.kind, event.session_id, later
+                _log.warning(message, *names, exc_info=True)
+            return False
+        if self._repeats:
+            self._has_failed = False
+        return True
 
     def note_end(self, error: Exception, after: int) -> None:
         """Log that no more events can be read."""

@@ -1,4 +1,4 @@
-"""`forget`: deletes a user's sessions and what memories keep for the user."""
+"""`forget`: deletes a user's sessions and webhooks, and what memories keep for the user."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from turnwise.actors.client import steps
 from turnwise.actors.client.session_host import AsyncSessionHost
 from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.client.store_reads import AsyncStoreReads
+from turnwise.actors.client.webhooks import AsyncWebhook
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.memory.attached import Eraser
 from turnwise.errors import CorruptRecordError
@@ -20,7 +21,7 @@ _PAGE = 100
 
 
 async def forget(client: SessionsClient, store: AsyncStoreReads, user_id: str, *, verify: bool) -> Forgotten:
-    """Delete a user's sessions, then what the client's memories keep for the user; see `SessionManager.forget`."""
+    """Delete a user's sessions and webhooks, then what the client's memories keep; see `SessionManager.forget`."""
     report = Forgotten()
     attempted: set[SessionKey] = set()
     called_by: str | None = NO_CALLER  # callers go first, so that none gets the result of an agent that is deleted
@@ -38,6 +39,9 @@ async def forget(client: SessionsClient, store: AsyncStoreReads, user_id: str, *
         for key in keys:
             # Without memories, which `forget` erases and verifies below.
             report += await AsyncSessionHost(client, SessionRef(key)).remove(memory=False, verify=False)
+    webhooks = [webhook for webhook in await store.ask("webhooks") if webhook.user_id == user_id]
+    for webhook in webhooks:
+        await AsyncWebhook(client, store, webhook).delete()
     scope = Scope(user_id=user_id)
     items: dict[str, int] = {}
     erased: dict[str, Erasure] = {}
@@ -52,4 +56,4 @@ async def forget(client: SessionsClient, store: AsyncStoreReads, user_id: str, *
     notes = 0
     if working := client.working_memory:
         notes = await steps.run(client.portal, forget_apart, working, scope)
-    return report + Forgotten(items=items, erased=erased, notes=notes, was_checked=verify)
+    return report + Forgotten(items=items, erased=erased, notes=notes, webhooks=len(webhooks), was_checked=verify)

@@ -28,6 +28,7 @@ from turnwise.actors.client.shared.arguments import (
     Format,
     IdempotencyKey,
     IfExists,
+    IfRaises,
     Instructions,
     Kinds,
     Lifetime,
@@ -54,7 +55,7 @@ from turnwise.actors.client.shared.run_options import RunOptions
 from turnwise.actors.client.shared.sessions_client import DEFAULT_STORE, HistoryArgument, SessionsClient, StoreArgument
 from turnwise.actors.client.store_reads import AsyncStoreReads
 from turnwise.actors.client.subscriptions import AsyncEventFeed, AsyncSubscription
-from turnwise.actors.client.webhooks import AsyncWebhook
+from turnwise.actors.client.webhooks import AsyncWebhook, add_webhook
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.placement import Dedicated, Placement
 from turnwise.actors.hosting.wire import HostInfo, SessionRef
@@ -80,7 +81,13 @@ from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionRecord, S
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.conversation.views.message_formats import MessageFormat
 from turnwise.memory.deliveries.records import Delivery
-from turnwise.memory.deliveries.webhooks import MAX_WEBHOOKS, WebhookEvent, WebhookRecord, check_url, new_secret
+from turnwise.memory.deliveries.webhooks import (
+    WebhookEvent,
+    WebhookRecord,
+    check_url,
+    new_secret,
+    repeatable_webhook_id,
+)
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.stores.base import NO_CALLER, Page, SessionOrder
@@ -588,6 +595,7 @@ class AsyncSessionManager:
         agent=AgentName | None,
         kinds=Kinds | None,
         cursor=Text | None,
+        if_raises=IfRaises,
     )
     async def subscribe(
         self,
@@ -598,14 +606,16 @@ class AsyncSessionManager:
         agent: str | None = None,
         kinds: Sequence[str] | None = None,
         cursor: str | None = None,
+        if_raises: IfRaises = "repeat",
     ) -> AsyncSubscription:
         """Call a function with each stored event of all matching sessions, from now on, also of future ones.
 
         It gets the events of a session by number, each once; those of different sessions come in any order, within a
         second if the store has few sessions that match. Deltas are not stored: for these, see `on_event` of
-        `Session.run`. What the function raises is logged and changes nothing; while the store cannot be read, the
-        subscription tries again. It starts no processes of sessions. Each look for changes reads the sessions of the
-        user, or of all users if none is given, that have changed in the last minute.
+        `Session.run`. If the function raises, it gets the same event again, after pauses that grow to a minute, and no
+        other one before; a session that is deleted meanwhile changes nothing in that. While the store cannot be read,
+        the subscription tries again. It starts no processes of sessions. Each look for changes reads the sessions of
+        the user, or of all users if none is given, that have changed in the last minute.
 
         Args:
             on_event: called in a thread, or in a task of the asynchronous family, which takes coroutine functions too.
@@ -614,6 +624,7 @@ class AsyncSessionManager:
             kinds: only events of these kinds, such as `["run_completed", "run_failed"]`.
             cursor: go on after the events that an earlier subscription with the same filters has handed out: its
                 `cursor`.
+            if_raises: with "skip", the function gets the next event after one at which it raised; the error is logged.
 
         Raises:
             SessionNotFoundError: there is no such session, or it belongs to another user.
@@ -628,11 +639,18 @@ class AsyncSessionManager:
             await self._store.now(),
         )
         feed = AsyncEventFeed(self._client, query, session=key, kinds=kinds, start_time=now, cursor=cursor)
-        subscription = AsyncSubscription(feed, on_event)
+        subscription = AsyncSubscription(feed, on_event, if_raises)
         self._subscriptions.append(subscription)
         return subscription
 
-    @checked(url=Text, events=WebhookEvents, user_id=UserId | None, secret=Secret, allow_private=bool)
+    @checked(
+        url=Text,
+        events=WebhookEvents,
+        user_id=UserId | None,
+        secret=Secret,
+        allow_private=bool,
+        idempotency_key=IdempotencyKey | None,
+    )
     async def webhook(
         self,
         url: str,
@@ -641,6 +659,7 @@ class AsyncSessionManager:
         user_id: str | None = None,
         secret: str | None = None,
         allow_private: bool = False,
+        idempotency_key: str | None = None,
     ) -> AsyncWebhook:
         """Have a URL told of what happens in sessions, signed as Standard Webhooks are; return the new webhook.
 
@@ -656,17 +675,18 @@ class AsyncSessionManager:
                 returned webhook shows it. With `encryption`, it is encrypted with the key of the user, or of the user
                 "default".
             allow_private: whether the URL may lead to addresses inside the network, and be `http://`.
+            idempotency_key: a repeated call with it returns the webhook that the first one has created, with its
+                secret, until that one is deleted.
 
         Raises:
-            InvalidInputError: an argument cannot be used, or the store has as many webhooks as it may have.
+            InvalidInputError: an argument cannot be used, the store has as many webhooks as it may have, or the
+                idempotency key belongs to a webhook that tells another URL, or of something else.
         """
         self._check_writes("*", "webhook")
         check_url(url, allow_private=allow_private)
         await self._start.done()
-        if len(await self._store.ask("webhooks")) >= MAX_WEBHOOKS:
-            raise InvalidInputError("url", url, f"the store has {MAX_WEBHOOKS} webhooks already: delete one")
         record = WebhookRecord(
-            webhook_id=new_id(),
+            webhook_id=new_id() if idempotency_key is None else repeatable_webhook_id(user_id, idempotency_key),
             url=url,
             events=tuple(events),
             user_id=user_id,
@@ -674,7 +694,7 @@ class AsyncSessionManager:
             secret=secret or new_secret(),
             created_at=await self._store.now(),
         )
-        await self._store.ask("change_webhook", None, record)
+        record = await add_webhook(self._store, record, idempotency_key)
         self._client.announce_webhooks()
         return AsyncWebhook(self._client, self._store, record, is_new=True)
 
@@ -699,7 +719,7 @@ class AsyncSessionManager:
 
     @checked(user_id=UserId, verify=bool)
     async def forget(self, user_id: str, *, verify: bool = True) -> Forgotten:
-        """Delete a user's sessions and what this manager's memories keep for the user; return what was removed.
+        """Delete a user's sessions, webhooks and what this manager's memories keep; return what was removed.
 
         Active runs are cancelled. The sessions are deleted first, so that they save nothing while memories are
         cleared. The call may be repeated, and must be repeated if it fails halfway. What other users said about this
@@ -784,8 +804,7 @@ class AsyncSessionManager:
         self._store.store  # noqa: B018 - the first access opens it
         if not self._client.read_only:
             self._client.warm_up()
-            if not getattr(self._engine, "starts_no_runs", False):
-                self._client.look_for_deliveries()
+            self._client.look_for_deliveries()
 
     def _check_engine(self, name: str | None, session_id: str) -> EngineBuilder:
         """Return the engine of this name. Raise ConfigError, which names the session, if there is none."""

@@ -3,17 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from turnwise.actors.client.shared.arguments import CallIds, Limit, Secret, Text, checked
+from turnwise.actors.client.shared.arguments import CallIds, Limit, Secret, Text, WebhookEvents, checked
 from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.client.store_reads import AsyncStoreReads
-from turnwise.errors import DeliveryChangedError, ReadOnlyStoreError, WebhookNotFoundError
+from turnwise.errors import (
+    DeliveryChangedError,
+    InvalidInputError,
+    ReadOnlyStoreError,
+    WebhookChangedError,
+    WebhookNotFoundError,
+    shown,
+)
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
-from turnwise.memory.deliveries.webhooks import PREVIOUS_SECRET_S, WebhookEvent, WebhookRecord, check_secret, new_secret
+from turnwise.memory.deliveries.webhooks import (
+    MAX_WEBHOOKS,
+    PREVIOUS_SECRET_S,
+    WebhookEvent,
+    WebhookRecord,
+    check_secret,
+    check_url,
+    new_secret,
+)
 from turnwise.memory.stores.base import Page
 from turnwise.memory.stores.reading import failed_calls
 from turnwise.memory.values.records import replace
+
+
+async def add_webhook(store: AsyncStoreReads, record: WebhookRecord, idempotency_key: str | None) -> WebhookRecord:
+    """Store a new webhook and return it; if it was stored by an earlier call with its id, return that one.
+
+    Raises:
+        InvalidInputError: the store has as many webhooks as it may have, or the earlier call was made for another one.
+    """
+    while True:
+        stored: Sequence[WebhookRecord] = await store.ask("webhooks")
+        webhooks = {webhook.webhook_id: webhook for webhook in stored}
+        if before := webhooks.get(record.webhook_id):
+            if not before.is_addressed_as(record):
+                reason = f"webhook {before.webhook_id!r} was created with it, which tells otherwise: use a new key"
+                raise InvalidInputError("idempotency_key", shown(idempotency_key), reason)
+            return before
+        if len(webhooks) >= MAX_WEBHOOKS:
+            raise InvalidInputError("url", record.url, f"the store has {MAX_WEBHOOKS} webhooks already: delete one")
+        with suppress(WebhookChangedError):  # a call with the same key at the same moment has stored it
+            await store.ask("change_webhook", None, record)
+            return record
 
 
 class AsyncWebhook:
@@ -56,6 +93,11 @@ class AsyncWebhook:
         return self._record.user_id
 
     @property
+    def allow_private(self) -> bool:
+        """Whether its URL may lead to an address inside the network, and be `http://`."""
+        return self._record.allow_private
+
+    @property
     def is_enabled(self) -> bool:
         """Whether it was enabled when this object last read or changed it."""
         return self._record.is_enabled
@@ -69,6 +111,20 @@ class AsyncWebhook:
     def secret(self) -> str | None:
         """The secret, if this object has just created the webhook or replaced the secret; it is shown nowhere else."""
         return self._record.secret if self._is_new else None
+
+    @checked(url=Text | None, events=WebhookEvents | None)
+    async def change(self, *, url: str | None = None, events: Sequence[WebhookEvent] | None = None) -> None:
+        """Tell another URL, or of other events; what is None stays. Calls that wait, or are sent again, go to the URL.
+
+        Raises:
+            WebhookNotFoundError: it was deleted.
+            WebhookChangedError: it was changed meanwhile; nothing was stored: repeat the call.
+            InvalidInputError: the URL cannot be used.
+        """
+        changes: dict[str, Any] = {} if events is None else {"events": tuple(events)}
+        if url is not None:
+            changes["url"] = check_url(url, allow_private=self._record.allow_private)
+        await self._change(**changes)
 
     async def enable(self) -> None:
         """Tell it of what happens from now on, after `disable`, or after its receiver answered 410.

@@ -33,7 +33,8 @@ def begin_agent(caller: RunRecord, agent: Mapping[str, Any], task: str, now: flo
     Args:
         agent: `CallState.agent`.
     """
-    payload = run_payload([encode(User(text=task))], {"parent": caller.run_id, "timeout_s": agent.get("timeout_s")})
+    options = {"parent": caller.run_id, "timeout_s": agent.get("timeout_s"), "trace": caller.trace or None}
+    payload = run_payload([encode(User(text=task))], options)
     return _addition("prompt", caller.session_key, agent["session"], agent["session"], payload=payload, now=now)
 
 

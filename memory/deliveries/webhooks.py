@@ -5,7 +5,9 @@ Annotations are not postponed (PEP 563) in this module, since pydantic would eva
 
 import base64
 import binascii
+import hashlib
 import hmac
+import json
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
@@ -98,6 +100,11 @@ class WebhookRecord(Record):
         """Return whether it is told of such events of this user's sessions."""
         return self.is_enabled and event_type in self.events and self.user_id in (None, user_id)
 
+    def is_addressed_as(self, other: "WebhookRecord") -> bool:
+        """Return whether it tells the same URL of the same events of the same users' sessions."""
+        names = ("url", "events", "user_id", "allow_private")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
+
     def secrets_at(self, now: float) -> list[str]:
         """Return the secrets that sign at this time, the newest first."""
         previous = self.previous_secret if now < self.previous_until else None
@@ -150,6 +157,12 @@ def check_url(url: str, *, allow_private: bool = False) -> str:
     if "@" in parts.netloc:
         raise InvalidInputError("url", f"{parts.scheme}://...@{parts.hostname}", "leave out the user and the password")
     return url
+
+
+def repeatable_webhook_id(user_id: str | None, idempotency_key: str) -> str:
+    """Return the id of the webhook that a repeatable call creates for a user's sessions, or for all users' (None)."""
+    names = json.dumps([user_id, idempotency_key]).encode()
+    return hashlib.blake2b(names, digest_size=12).hexdigest()
 
 
 def new_secret() -> str:

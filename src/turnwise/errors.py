@@ -25,6 +25,8 @@ TurnwiseError
 │   ├── CheckpointNotFoundError
 │   └── NoMemoryError          the session has no memory of this kind
 ├── TooManySchedulesError      a service lets its user have no more schedules
+├── TooManyWebhooksError       a service lets its user have no more webhooks
+├── OperatorsOnlyError         a service does it for operators only
 ├── SessionExistsError
 ├── ThreadExistsError          a thread of LangGraph's has this id
 ├── CheckpointInUseError       another checkpoint is rebuilt from it; nothing was deleted
@@ -322,6 +324,27 @@ class TooManySchedulesError(TurnwiseError):
     session_id: str
     limit: str
     value: int
+
+
+class TooManyWebhooksError(TurnwiseError):
+    """A user has as many webhooks as a service lets a user have; nothing was stored."""
+
+    message = (
+        "user {user_id!r} gets no further webhook: there are as many as {limit}={value} allows; "
+        "delete one, or raise this setting of the service"
+    )
+    user_id: str
+    limit: str
+    value: int
+
+
+class OperatorsOnlyError(TurnwiseError):
+    """A service does this for operators only, and its user is none; nothing was changed."""
+
+    message = "only operators of the service may {action}, and user {user_id!r} is none: {remedy}, or ask an operator"
+    user_id: str
+    action: str
+    remedy: str
 
 
 class SessionExistsError(TurnwiseError):

@@ -14,6 +14,9 @@ from filled import filled, turnwise
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
+from tools.agent_team import team
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.cli.chat.command import engine_of
 from turnwise.errors import ConfigError
@@ -88,7 +91,9 @@ async def names(client: Client) -> set[str]:
 def test_a_client_over_stdio_sees_only_its_users_sessions_and_memories(store: str, memory: str) -> None:
     async def main() -> None:
         async with Client(served(store, "--user", "ann", "--read-only", "--memory", memory)) as client:
-            assert await names(client) == {"list_sessions", "show_session", "list_schedules", "recall"}
+            assert await names(client) == {
+                *("list_sessions", "show_session", "show_agents", "list_schedules", "recall")
+            }
             page = await called(client, "list_sessions")
             assert {session["session_id"] for session in page["sessions"]} == {"chat", "mine"}
             first = await called(client, "list_sessions", limit=1)
@@ -189,6 +194,29 @@ def test_a_client_sets_lists_and_cancels_schedules_of_its_user(tmp_path: Path) -
             assert (await called(ann, "list_schedules"))["schedules"] == [news]
             assert await called(ann, "cancel_schedule", session_id=session_id, key="news") is True
             assert await called(ann, "cancel_schedule", session_id=session_id, key="news") is False
+
+    asyncio.run(main())
+
+
+def test_a_client_sees_the_agents_of_its_users_runs(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/chats.db"
+    with SessionManager(store, engine=team(), placement=InProcess()) as manager:
+        run = manager.open("chat", user_id="ann").run("go")
+        run.wait(60)
+
+    async def main() -> None:
+        async with Client(served(store, "--user", "ann", "--read-only")) as ann:
+            shown = await called(ann, "show_agents", run_id=run.run_id)
+            assert (shown["run_id"], shown["state"], shown["is_cut"]) == (run.run_id, "completed", False)
+            lines = [(line["agent"], line["depth"], line["state"], line["why"]) for line in shown["agents"]]
+            assert lines == [("researcher", 1, "completed", ""), ("assistant", 2, "completed", "")] * 2
+            first = shown["agents"][0]
+            assert (await called(ann, "show_session", session_id=first["session_id"]))["messages"][-1][
+                "text"
+            ] == "found"
+        async with Client(served(store, "--user", "bob", "--read-only")) as bob:
+            for run_id in (run.run_id, first["run_id"], "none"):
+                assert f"run {run_id!r}" in await refused(bob, "show_agents", run_id=run_id)
 
     asyncio.run(main())
 

@@ -36,7 +36,9 @@ def test_a_client_sends_prompts_to_sessions_of_its_user_and_saves_memories(ray_a
         async def main() -> None:
             async with Client(of("ann")) as ann, Client(of("bob")) as bob:
                 of_schedules = {"list_schedules", "set_schedule", "cancel_schedule"}
-                assert await names(ann) == {"list_sessions", "show_session", "send", "recall", "save"} | of_schedules
+                assert await names(ann) == of_schedules | {
+                    *("list_sessions", "show_session", "show_agents", "send", "recall", "save")
+                }
                 for blank in ("", " "):
                     assert "nothing to run" in await refused(ann, "send", prompt=blank)
                 assert await called(ann, "list_sessions") == {"sessions": [], "cursor": None}

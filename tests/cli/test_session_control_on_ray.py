@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,7 @@ from filled import filled, pay, turnwise
 
 from engines import ScriptedEngine as Echo
 from processes.late_ray import without_late_start
+from servers.webhook_receiver import Receiver
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.inference.tools.tool import external_tool
@@ -56,6 +58,48 @@ def test_a_run_is_cancelled_and_its_session_deleted_in_the_ray_that_has_the_file
     assert (removal.returncode, removal.stdout) == (0, "session talk is deleted\n"), removal.stderr
     assert "talk" not in str(manager.list())
     assert manager.open("later", user_id="ann").memory.recall("Which boat?"), "memories keep what they have of it"
+
+
+def test_webhooks_are_changed_in_the_ray_that_has_the_file_open(
+    make_ray_manager: Callable[..., SessionManager], receiver: Receiver, tmp_path: Path
+) -> None:
+    store, here = f"sqlite:///{tmp_path}/store.db", ("--namespace", f"test-{tmp_path.name}")
+    manager = make_ray_manager(engine=Echo(), store=store, placement=Packed(hosts=1))
+    session = manager.open("talk", user_id="ann")
+    words = ("webhooks", "add", store, receiver.url, "--event", "run.completed", "--allow-private")
+    added = act(*words, "--key", "k", *here)
+    assert added.returncode == 0 and without_late_start(added.stderr) == "", added.stderr
+    webhook_id, secret = added.stdout.splitlines()
+    assert act(*words, "--key", "k", *here).stdout == added.stdout and secret.startswith("whsec_")
+    receiver.status = 410
+    (webhook,) = manager.webhooks()
+    assert webhook.id == webhook_id
+    until = time.monotonic() + 100
+    while not webhook.failed().items:  # a host knows a webhook within a minute
+        assert time.monotonic() < until
+        session.run("hello").wait(60)
+        time.sleep(1)
+    receiver.status, before = 200, len(receiver.requests)
+    assert act("webhooks", "change", store, webhook_id, "--enable", *here).returncode == 0
+    again = act("webhooks", "send-again", store, webhook_id, "--json", *here)
+    assert json.loads(again.stdout)["count"] >= 1, again.stderr
+    while len(receiver.requests) == before:
+        assert time.monotonic() < until + 100
+        time.sleep(0.1)
+    session.schedule("later", after_s=0.1, key="later")
+    while session.schedules().items:
+        assert time.monotonic() < until + 100
+        time.sleep(0.1)
+    run = session.runs()[-1]
+    assert session.execution(run.run_id).wait(60).text == "later", "the command has brought no engine of its own"
+    assert act("webhooks", "rm", store, webhook_id, "--yes", *here).returncode == 0 and manager.webhooks() == []
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    receiver = Receiver()
+    yield receiver
+    receiver.close()
 
 
 def test_calls_are_decided_in_packed_hosts(make_ray_manager: Callable[..., SessionManager], tmp_path: Path) -> None:

@@ -6,14 +6,18 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from filled import filled, rows, turnwise
 
 from servers.served import served
+from servers.webhook_receiver import Receiver
+from tools.agent_team import team
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.echo import EchoEngine
@@ -137,6 +141,130 @@ def test_schedules_are_added_listed_and_cancelled(commands: Commands, tmp_path: 
     ):
         code, _, errors = commands.run(*words)
         assert code == 1 and errors.startswith("error: ") and reason in errors, (words, errors)
+    assert commands.end() == 0, "nothing of Ray was imported"
+
+
+def test_webhooks_are_added_listed_changed_and_removed(commands: Commands, tmp_path: Path) -> None:
+    store = filled(f"sqlite:///{tmp_path}/store.db")
+
+    def run(*words: str) -> str:
+        code, output, errors = commands.run("webhooks", *words)
+        assert (code, errors) == (0, ""), (words, output, errors)
+        return output
+
+    words = (
+        "add",
+        store,
+        "https://example.org/hook",
+        "--event",
+        "run.completed",
+        "--event",
+        "run.failed",
+        "--key",
+        "k",
+    )
+    webhook_id, secret = run(*words).splitlines()
+    assert secret.startswith("whsec_") and run(*words).splitlines() == [webhook_id, secret]
+    added = json.loads(run("add", store, "https://example.com", "--event", "session.ended", "--user", "ann", "--json"))
+    assert added["secret"] and added["user_id"] == "ann" and added["events"] == ["session.ended"]
+    listed = {row["webhook"]: row for row in rows(run("ls", store))}
+    assert listed.keys() == {webhook_id, added["id"]} and secret not in str(listed)
+    row = listed[webhook_id]
+    assert (row["url"], row["events"]) == ("https://example.org/hook", "run.completed, run.failed")
+    assert (row["user"], row["state"], row["failed"]) == ("all", "enabled", "")
+    assert [row["webhook"] for row in rows(run("ls", store, "--user", "ann"))] == [added["id"]]
+    changed = run("change", store, webhook_id, "--disable", "--url", "https://example.org/b", "--event", "run.failed")
+    assert changed == f"webhook {webhook_id} is disabled, and tells https://example.org/b of run.failed\n"
+    assert json.loads(run("change", store, webhook_id, "--enable", "--json"))["is_enabled"] is True
+    assert rows(run("failed", store, webhook_id)) == []
+    assert run("send-again", store, webhook_id) == "calls that are sent again: 0\n"
+    assert run("rm", store, webhook_id, "--yes") == f"webhook {webhook_id} is deleted\n"
+    assert [hook["id"] for hook in json.loads(run("ls", store, "--json"))["items"]] == [added["id"]]
+
+    refused: list[tuple[tuple[str, ...], str]] = [
+        (("rm", store, added["id"][:-1], "-y"), f"did you mean '{added['id']}'?"),
+        (("failed", store, "nothing"), "there is no webhook 'nothing'"),
+        (("add", store, "http://example.org", "--event", "run.failed"), "use https://"),
+        (("add", store, "https://example.org"), "events"),
+        (("add", store, "https://example.org", "--event", "run.started"), "run.started"),
+        (("add", store, "https://example.org", "--event", "run.failed", "--secret", "short"), "whsec_"),
+        (("ls", "sqlite:////nowhere/store.db"), "there is no file"),
+    ]
+    for wrong, reason in refused:
+        code, _, errors = commands.run("webhooks", *wrong)
+        assert code == 1 and errors.startswith("error: ") and reason in errors, (wrong, errors)
+        assert "short" not in errors, "a secret is not shown"
+    assert commands.end() == 0, "nothing of Ray was imported"
+
+
+def test_the_url_of_a_webhook_is_taken_for_no_store(ray_free: Mapping[str, str], tmp_path: Path) -> None:
+    commands = Commands({**ray_free, "TURNWISE_STORE": filled(f"sqlite:///{tmp_path}/store.db")})
+    code, output, errors = commands.run("webhooks", "add", "https://example.org", "--event", "run.failed")
+    assert (code, errors) == (0, "")
+    assert output.split()[0] in commands.run("webhooks", "ls")[1]
+    assert commands.end() == 0
+
+
+def test_what_failed_is_listed_and_the_next_program_sends_it_again(
+    commands: Commands, receiver: Receiver, tmp_path: Path
+) -> None:
+    store = f"sqlite:///{tmp_path}/store.db"
+    settings: dict[str, Any] = {"engine": EchoEngine(), "placement": InProcess()}
+    receiver.status = 410
+    with SessionManager(store, **settings) as manager:
+        webhook = manager.webhook(receiver.url, events=["run.completed"], allow_private=True)
+        manager.open("chat").run("hello").wait()
+        wait_until(lambda: bool(webhook.failed().items))
+        code, _, errors = commands.run("webhooks", "send-again", store, webhook.id)
+        assert code == 1 and "no other may change it" in errors, errors
+        assert webhook.id in commands.run("webhooks", "ls", store)[1], "it reads beside the program"
+    (call,) = rows(commands.run("webhooks", "failed", store, webhook.id)[1])
+    assert (call["session"], call["event"], call["attempts"], call["text"]) == ("chat", "run.completed", "1", "hello")
+    assert "410" in call["why"]
+    assert rows(commands.run("webhooks", "ls", store)[1])[0]["failed"] == "1"
+    receiver.status, before = 200, len(receiver.requests)
+    assert commands.run("webhooks", "change", store, webhook.id, "--enable")[0] == 0
+    again = commands.run("webhooks", "send-again", store, webhook.id, call["call"])
+    assert again == (0, "calls that are sent again: 1\n", "")
+    assert len(receiver.requests) == before, "the command sends nothing itself"
+    with SessionManager(store, **settings):
+        wait_until(lambda: len(receiver.requests) > before)
+    assert {headers["webhook-id"] for _, headers, _ in receiver.requests} == {f"msg_{call['call'].rpartition('~')[2]}"}
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30.0
+    while not holds():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    receiver = Receiver()
+    yield receiver
+    receiver.close()
+
+
+def test_a_tree_of_agents_is_shown_with_their_states(commands: Commands, tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/store.db"
+    with SessionManager(store, engine=team(), placement=InProcess()) as manager:
+        run = manager.open("chat", user_id="ann").run("go")
+        run.wait()
+        children = [child.session_id for child in run.children()]
+    code, output, errors = commands.run("show", store, "chat", "--user", "ann", "--tree")
+    top, *lines = output.splitlines()
+    assert (code, errors, top) == (0, "", f"run {run.run_id}  completed")
+    assert lines[0] == f"  researcher  completed  session {children[0]}" and len(lines) == 4
+    assert lines[1].startswith("    assistant  completed  session agent-")
+    by_turn = json.loads(commands.run("show", store, "chat", "0", "--user", "ann", "--tree", "--json")[1])
+    assert by_turn["run"]["id"] == run.run_id and not by_turn["children"]["is_cut"]
+    assert [(item["agent"], item["depth"]) for item in by_turn["children"]["items"]] == [
+        ("researcher", 1),
+        ("assistant", 2),
+    ] * 2
+    for words in (["--tree", "--as-sent"], ["--tree", "-n", "1"]):
+        assert commands.run("show", store, "chat", "--user", "ann", *words)[0] == 2
     assert commands.end() == 0, "nothing of Ray was imported"
 
 

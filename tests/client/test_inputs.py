@@ -352,6 +352,7 @@ WRONG: dict[str, list[Any]] = {
     "IfBusy": ["whenever", 1],
     "Until": ["whenever", 1],
     "IfExists": ["whenever", 1],
+    "IfRaises": ["whenever", 1],
     "Missed": ["whenever", 1],
     "RunState": ["nope", 1],
     "ModelParams": [["temperature"], "temperature", {"heat": 1}, {1: 2}, {"model": "other"}, *NO_JSON],

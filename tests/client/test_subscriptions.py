@@ -194,12 +194,61 @@ async def test_a_function_or_a_store_that_fails_ends_nothing(monkeypatch: pytest
             ended.set()
         raise ValueError("the sink broke")
 
-    async with AsyncSubscription(chats.feed(), sink) as subscription:
+    async with AsyncSubscription(chats.feed(), sink, "skip") as subscription:
         await chats.say("one", "hello")
         await ended.wait()
     await subscription.close()
     assert kinds == ["run_started", "run_completed"] and failures < 0
     assert await take(chats.feed(subscription.cursor)) in ([], (await chats.stored_events("one"))[-1:])
+
+
+async def test_a_function_that_raises_gets_the_event_again_and_no_later_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(subscriptions, "AGAIN_S", 0.001)
+    chats, handed_out, ended = Chats(), list[AnyEvent](), asyncio.Event()
+    cursors: list[str] = []
+
+    async def sink(event: AnyEvent) -> None:
+        cursors.append(subscription.cursor)
+        handed_out.append(event)
+        if len(handed_out) % 3:
+            raise ValueError("the sink broke")
+        if event.kind == "run_completed":
+            ended.set()
+
+    async with AsyncSubscription(chats.feed(), sink) as subscription:
+        await chats.say("one", "hello")
+        await ended.wait()
+    started, completed = await chats.stored_events("one")
+    assert handed_out == [started] * 3 + [completed] * 3
+    assert cursors[0] == cursors[1] == cursors[2] != cursors[3] == cursors[4] == cursors[5]
+    assert await take(chats.feed(cursors[0])) == [started, completed]
+    assert await take(chats.feed(cursors[5])) == [completed]
+    assert await take(chats.feed(subscription.cursor)) in ([], [completed])
+    messages = [record.getMessage() for record in caplog.records if "on_event" in record.getMessage()]
+    assert len(messages) == 2 and all("gets that event again until it returns" in text for text in messages)
+
+
+@pytest.mark.parametrize("blocks", [False, True], ids=["asynchronous", "blocking"])
+async def test_a_subscription_whose_function_raises_can_be_closed_and_goes_on_at_the_event(blocks: bool) -> None:
+    chats = Chats()
+    feed: Any = EventFeed(**chats.feed_arguments()) if blocks else chats.feed()
+    await chats.say("one", "hello")
+    is_called = threading.Event()
+
+    def sink(event: AnyEvent) -> None:
+        is_called.set()
+        raise ValueError("the sink broke")
+
+    subscription: Any = Subscription(feed, sink) if blocks else AsyncSubscription(feed, sink)
+    while not is_called.is_set():
+        await asyncio.sleep(0.001)
+    if blocks:
+        await asyncio.to_thread(subscription.close)
+    else:
+        await subscription.close()
+    assert await take(chats.feed(subscription.cursor)) == await chats.stored_events("one")
 
 
 async def test_a_subscription_can_be_closed_by_its_own_function() -> None:

@@ -131,6 +131,62 @@ def test_a_secret_is_replaced_and_the_old_one_signs_besides(tmp_path: Path, rece
                 verb()
 
 
+def test_a_webhook_is_changed_and_what_failed_goes_to_its_new_url(tmp_path: Path, receiver: Receiver) -> None:
+    with SessionManager(url_of(tmp_path), **SETTINGS) as manager:
+        receiver.status = 410
+        webhook = manager.webhook(f"{receiver.url}&old", events=["run.completed"], allow_private=True)
+        manager.open("chat").run("hello").wait()
+        eventually(lambda: webhook.failed().items)
+        webhook.change(url=f"{receiver.url}&new", events=["session.ended"])
+        assert (webhook.url, webhook.events) == (f"{receiver.url}&new", ("session.ended",))
+        receiver.status = 200
+        webhook.enable()
+        manager.open("other").run("hello").wait()
+        manager.get("other").end()
+        assert webhook.send_again() == 1
+        eventually(lambda: len(receiver.requests) >= 3 and not left(manager, webhook.id))
+        told = [(path.rpartition("&")[2], json.loads(body)["type"]) for path, _, body in receiver.requests]
+        assert sorted(told) == [("new", "run.completed"), ("new", "session.ended"), ("old", "run.completed")]
+        wrong: list[dict[str, Any]] = [{"url": "ftp://example.org"}, {"events": []}, {"events": ["run.started"]}]
+        for changes in wrong:
+            with pytest.raises(InvalidInputError):
+                webhook.change(**changes)
+        assert manager.webhooks()[0].url == f"{receiver.url}&new"
+        webhook.delete()
+        with pytest.raises(WebhookNotFoundError):
+            webhook.change(url=receiver.url)
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_a_user_who_is_forgotten_has_no_webhooks_left(tmp_path: Path, is_encrypted: bool) -> None:
+    keys: dict[str, bytes | None] = {name: (name * 32).encode()[:32] for name in ("ann", "bob", "default")}
+    options: Any = {"encryption": Encryption(keys.get)} if is_encrypted else {}
+    with SessionManager(url_of(tmp_path), **SETTINGS, **options) as manager:
+        for user_id in ("ann", "ann", "bob", None):
+            manager.webhook("https://example.org", events=["run.completed"], user_id=user_id)
+    keys["ann"] = None  # it was deleted
+    with SessionManager(url_of(tmp_path), **SETTINGS, **options) as manager:
+        assert manager.forget("ann").webhooks == 2 and manager.forget("ann").webhooks == 0
+        assert sorted(str(webhook.user_id) for webhook in manager.webhooks()) == ["None", "bob"]
+
+
+def test_a_repeated_creation_returns_the_same_webhook(tmp_path: Path) -> None:
+    kwargs: dict[str, Any] = {"events": ["run.completed"], "idempotency_key": "k"}
+    with SessionManager(url_of(tmp_path), **SETTINGS) as manager:
+        first = manager.webhook("https://example.org", **kwargs)
+        again = manager.webhook("https://example.org", **kwargs)
+        assert (again.id, again.secret) == (first.id, first.secret) and first.secret
+        anns = manager.webhook("https://example.org", user_id="ann", **kwargs)
+        assert anns.id != first.id and anns.secret != first.secret
+        for other in ({"events": ["run.failed"]}, {"allow_private": True}):
+            with pytest.raises(InvalidInputError, match=f"webhook '{first.id}' was created with it"):
+                manager.webhook("https://example.org", **kwargs | other)
+        new = first.rotate_secret()
+        assert manager.webhook("https://example.org", **kwargs).secret == new
+        first.delete()
+        assert manager.webhook("https://example.org", **kwargs).secret not in (new, again.secret)
+
+
 def test_addresses_inside_the_network_are_refused_and_no_redirect_is_followed(
     tmp_path: Path, receiver: Receiver
 ) -> None:

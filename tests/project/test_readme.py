@@ -1,6 +1,7 @@
 """The code blocks of README.md work."""
 
 import re
+from collections.abc import Iterator
 from contextlib import nullcontext
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -86,12 +87,45 @@ def test_the_numbers_of_its_table_are_those_of_the_benchmarks() -> None:
         next(row[1:] for row in rows_of(README.read_text(encoding="utf-8")) if row[0].startswith(start))
         for start in ("2,000 turns of", "the last 100 of these turns")
     )
-    for column, name in enumerate(("turnwise, dedicated", "LangGraph", "OpenAI Agents SDK")):
+    for column, name in enumerate(("turnwise, dedicated", "turnwise, in process", "LangGraph", "OpenAI Agents SDK")):
         _, turns, _, times, megabytes, _ = growth[name]
         after = "" if turns == "2,000" else f", after {turns.partition(' ')[0]}"
         assert stored_sizes[column] == megabytes + after
         assert slower[column].partition(" ")[2] == "times as long"
         assert float(slower[column].partition(" ")[0]) == pytest.approx(float(times), rel=0.01)
+
+
+UNITS = {"ms": 1.0, "s": 1000.0, "KB": 1.0, "MB": 1000.0}
+
+
+@pytest.mark.parametrize(
+    ("row", "part", "cell", "on_ray"),
+    [
+        ("one of the first 100 turns takes", "**Turns 1 to 100**", 2, ["turnwise, dedicated"]),
+        ("a turn takes, where 100 conversations", "**100 at once", 2, ["turnwise, packed"]),
+        (
+            "a program has its first answer after",
+            "## From the start",
+            2,
+            ["turnwise, dedicated", "turnwise, dedicated, Ray runs"],
+        ),
+        ("a conversation that waits takes", "## Memory", -1, ["turnwise, dedicated", "turnwise, packed"]),
+    ],
+)
+def test_the_costs_in_its_table_are_those_of_the_benchmarks(row: str, part: str, cell: int, on_ray: list[str]) -> None:
+    page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+    measured = {cells[0]: cells[cell] for cells in rows_of(re.split(r"\n\*\*|\n## ", page[page.index(part) + 2 :])[0])}
+    cells = next(cells for cells in rows_of(README.read_text(encoding="utf-8")) if cells[0].startswith(row))
+    names = [*on_ray, "turnwise, in process", "LangGraph", "OpenAI Agents SDK"]
+    assert list(quantities("; ".join(cells[1:]))) == [
+        pytest.approx(*quantities(measured[name]), rel=0.05) for name in names
+    ]
+
+
+def quantities(text: str) -> Iterator[float]:
+    """Yield the times in a text in milliseconds, or the sizes in kilobytes."""
+    for number, unit in re.findall(r"([\d.,]*\d) (ms|s|KB|MB)\b", text):
+        yield float(number.replace(",", "")) * UNITS[unit]
 
 
 def test_its_costs_are_those_of_the_benchmarks() -> None:

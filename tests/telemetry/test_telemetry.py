@@ -21,7 +21,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from engines import Asking, ScriptedEngine
+from tools.agent_team import team
+from turnwise.actors.client.agent_tree import agents_of
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.shared.trace_context import callers_trace, received
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.memory.attached import MemorySlot
@@ -36,6 +40,7 @@ from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.values.ids import new_id
 from turnwise.telemetry import METRICS, Telemetry
 from turnwise.testing import LocalProvider, tool_script
 from windows.stage import SavesOnly
@@ -193,6 +198,21 @@ async def test_a_tool_is_a_child_span_and_current_within_the_tool(spans: InMemor
     assert facts(first)["gen_ai.tool.description"] == "Look around." and facts(first)["gen_ai.tool.call.id"]
     assert "error.type" not in facts(first) and facts(second)["error.type"] == "tool_error"
     assert not second.status.is_ok and run.status.is_ok
+
+
+async def test_the_run_of_an_agent_is_below_the_run_that_has_called_it(spans: InMemorySpanExporter) -> None:
+    settings: dict[str, Any] = {"placement": InProcess(), "telemetry": Telemetry(setup=collect_in_memory)}
+    async with AsyncSessionManager(f"memory://{new_id()}", engine=team(), **settings) as manager:
+        run = await (await manager.open("chat", agent="lead")).run("go")
+        assert (await run.wait(30.0)).text == "done"
+        agents = (await agents_of(run)).agents
+    first_spans = {facts(span)["turnwise.run.id"]: span for span in spans.get_finished_spans() if not span.links}
+    assert first_spans[run.run_id].name == "invoke_agent lead" and len(agents) == 4
+    for agent in agents:
+        span = first_spans[agent.execution.run_id]
+        assert span.name == f"invoke_agent {agent.name}" and above(span) == place(first_spans[agent.parent])
+    (later,) = [span for span in named(spans, "invoke_agent lead") if span.links]
+    assert place(later)[0] == place(first_spans[run.run_id])[0], "the run goes on in the same trace"
 
 
 class Knows(SavesOnly):

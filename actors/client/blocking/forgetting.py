@@ -1,11 +1,12 @@
 # Made from actors/client/forgetting.py by `make blocking`: change that file.
-"""`forget`: deletes a user's sessions and what memories keep for the user."""
+"""`forget`: deletes a user's sessions and webhooks, and what memories keep for the user."""
 
 from __future__ import annotations
 
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.blocking.session_host import SessionHost
 from turnwise.actors.client.blocking.store_reads import StoreReads
+from turnwise.actors.client.blocking.webhooks import Webhook
 from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.memory.attached import Eraser
@@ -21,7 +22,7 @@ _PAGE = 100
 
 
 def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: bool) -> Forgotten:
-    """Delete a user's sessions, then what the client's memories keep for the user; see `SessionManager.forget`."""
+    """Delete a user's sessions and webhooks, then what the client's memories keep; see `SessionManager.forget`."""
     report = Forgotten()
     attempted: set[SessionKey] = set()
     called_by: str | None = NO_CALLER  # callers go first, so that none gets the result of an agent that is deleted
@@ -39,6 +40,9 @@ def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: b
         for key in keys:
             # Without memories, which `forget` erases and verifies below.
             report += SessionHost(client, SessionRef(key)).remove(memory=False, verify=False)
+    webhooks = [webhook for webhook in store.ask("webhooks") if webhook.user_id == user_id]
+    for webhook in webhooks:
+        Webhook(client, store, webhook).delete()
     scope = Scope(user_id=user_id)
     items: dict[str, int] = {}
     erased: dict[str, Erasure] = {}
@@ -53,4 +57,4 @@ def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: b
     notes = 0
     if working := client.working_memory:
         notes = steps.run(client.portal, forget_apart, working, scope)
-    return report + Forgotten(items=items, erased=erased, notes=notes, was_checked=verify)
+    return report + Forgotten(items=items, erased=erased, notes=notes, webhooks=len(webhooks), was_checked=verify)

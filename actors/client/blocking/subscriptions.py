@@ -14,7 +14,7 @@ from typing import Any, Self, cast
 
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.blocking.event_push import Delivery
-from turnwise.actors.client.shared.arguments import EventSink
+from turnwise.actors.client.shared.arguments import EventSink, IfRaises
 from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.errors import (
     CorruptRecordError,
@@ -26,12 +26,16 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
+from turnwise.memory.growing_pauses import GrowingPauses
 
 POLL_S = 0.25
 """How long a subscription waits before it asks the store for changes again, in seconds; longer if asking takes long."""
 
 LOAD = 10
 """The pause is at least this multiple of the last query's duration."""
+
+AGAIN_S, LONGEST_S = 0.5, 60.0
+"""After how many seconds a function that has raised gets its event again: the first time, and at most."""
 
 OVERLAP_S = 60.0
 """A commit may become visible up to this many seconds after its timestamp."""
@@ -203,9 +207,10 @@ def _parse(cursor: str) -> tuple[float, float, dict[str, int]]:
 class Subscription:
     """Calls a function with events, in a thread of its own, until it is closed. Also a context manager."""
 
-    def __init__(self, feed: EventFeed, on_event: EventSink) -> None:
+    def __init__(self, feed: EventFeed, on_event: EventSink, if_raises: IfRaises = "repeat") -> None:
         self._feed = feed
-        self._delivery = Delivery(on_event, "on_event of a subscription")
+        self._repeats = if_raises == "repeat"
+        self._delivery = Delivery(on_event, "on_event of a subscription", repeats=self._repeats)
         self._is_failing = False
         self._work = steps.Background("turnwise-subscription")
         self._work.start(self._deliver)
@@ -222,8 +227,9 @@ class Subscription:
     def cursor(self) -> str:
         """Names the events that `on_event` has had: `subscribe(cursor=...)` goes on after them, in any process.
 
-        Save it, for example, after each event. The event that `on_event` is being called with is not among them, so
-        after a crash it may be delivered again.
+        Save it, for example, after each event. The event that `on_event` is being called with is not among them, nor is
+        one at which it has raised, unless `if_raises` is "skip". So after a crash an event may be delivered again, and
+        none is left out.
         """
         return self._feed.cursor
 
@@ -246,11 +252,19 @@ class Subscription:
                 self._work.pause(self._pause_s(began))
                 continue
             for event in page:
-                if self._work.is_stopped():
+                if not self._hand_out(event):
                     return
-                self._delivery.call(event)
                 self._feed.note(event)
             self._feed.end_page()
+
+    def _hand_out(self, event: AnyEvent) -> bool:
+        """Call the function until it is done with the event; return False if the subscription is closed before."""
+        pauses = GrowingPauses(AGAIN_S, LONGEST_S)
+        while not self._work.is_stopped():
+            if self._delivery.call(event) or not self._repeats:
+                return True
+            self._work.pause(pauses.next_s())
+        return False
 
     def _pause_s(self, began: float, error: Exception | None = None) -> float:
         """Return how long to wait before the store is asked again; log the first of consecutive errors."""

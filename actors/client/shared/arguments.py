@@ -43,6 +43,9 @@ EventSink = Callable[[AnyEvent], object]
 IfExists = Literal["refuse", "update", "keep"]
 """What `open` does if the session exists and has another title or other metadata than those given."""
 
+IfRaises = Literal["repeat", "skip"]
+"""What a subscription does with an event if its function raises: call it with the event again, or go on."""
+
 MAX_LIFETIME_S = 1e10
 """The longest `ttl_s`, in seconds: three centuries."""
 

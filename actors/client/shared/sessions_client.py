@@ -72,6 +72,8 @@ class SessionsClient:
         """Whether it starts no processes and changes nothing."""
         self.was_closed = False
         """Whether its manager was closed."""
+        self.has_engine = True
+        """Whether its manager has an engine that can answer what the store's deliveries begin."""
         self._looks: list[DeliveryLook] = []
         self._place: StoreSpec | None = None
         self._setup = "", b""
@@ -111,6 +113,7 @@ class SessionsClient:
             ConfigError: the engine, the strategy or the encryption has the wrong type or cannot be pickled, or the
                 size of the model's context window is unknown.
         """
+        has_engine = not getattr(engine, "starts_no_runs", False)
         engine = as_engine(engine)
         if not isinstance(placement, Dedicated | Packed | InProcess):
             raise ConfigError("placement", placement, "pass Dedicated(), Packed() or InProcess()")
@@ -128,7 +131,7 @@ class SessionsClient:
             raise ConfigError("read_only", True, "needs a store that is given by its URL")
         own = url.url if isinstance(url, StoreObject) else url
         client = cls(namespace, store_id_of(namespace, own, is_encrypted=bool(encryption)), placement)
-        client.runtime, client.read_only = runtime, read_only
+        client.runtime, client.read_only, client.has_engine = runtime, read_only, has_engine
         history_url: str | StoreObject | None = None
         if isinstance(history_store, str):
             history_url = check_history_url(history_store)
@@ -293,7 +296,10 @@ class SessionsClient:
                 slot.memory.warm()
 
     def look_for_deliveries(self) -> None:
-        """Have the deliveries that wait in the store carried out, without waiting for it. May be repeated."""
+        """Have the deliveries that wait in the store carried out, without waiting for it. May be repeated.
+
+        A manager without an engine leaves them to others: what it started would use its settings.
+        """
         if not self._looks:
             self._look_again()
 
@@ -303,7 +309,7 @@ class SessionsClient:
         self._look_again()
 
     def _look_again(self) -> None:
-        if self._place is not None:
+        if self._place is not None and self.has_engine:
             look = self.runtime.look_for_deliveries(self.name, self._place, self._setup)
             self._looks += [look] if look else []
 

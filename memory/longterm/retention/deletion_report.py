@@ -23,6 +23,8 @@ class Forgotten:
     """Turns that waited to be saved to long-term memory, and will not be."""
     notes: int = 0
     """Texts of working memory."""
+    webhooks: int = 0
+    """Webhooks that were told of the user's sessions alone."""
     items: Mapping[str, int] = field(default_factory=dict)
     """Items deleted from long-term memories, by the name of the memory."""
     erased: Mapping[str, Erasure] = field(default_factory=dict)

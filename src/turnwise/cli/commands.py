@@ -20,6 +20,7 @@ from turnwise.cli.session_control import approve, cancel, end, fork, reject, rm,
 from turnwise.cli.show import show
 from turnwise.cli.tail import tail
 from turnwise.cli.top import top
+from turnwise.cli.webhooks import webhooks
 
 app = typer.Typer(
     cls=Commands,
@@ -35,6 +36,7 @@ for command in (ls, show, runs, schedules, usage, *changes, export):
     app.command(cls=Command)(command)
 app.command("import", cls=Command)(import_)
 app.command(cls=Command)(sweep)
+app.add_typer(webhooks, name="webhooks")
 app.add_typer(memory, name="memory")
 app.command(cls=Command)(tail)
 app.command(cls=Command)(top)

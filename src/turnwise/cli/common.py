@@ -63,7 +63,8 @@ _COMPLETED, _COMPLETE_S = 200, 2.0
 _SUFFIXES = (".db", ".sqlite", ".sqlite3")
 """Of paths that are taken for a store's, although a store is named by its URL."""
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_SCHEME = re.compile(r"(?!https?:)[A-Za-z][A-Za-z0-9+.-]*://")
+"""What the URL of a store begins with. One of the web is that of a webhook."""
 
 Result = TypeVar("Result")
 

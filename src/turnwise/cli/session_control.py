@@ -386,13 +386,11 @@ async def _acting(
     Raises:
         TurnwiseError: there is no such session or run, or it cannot be changed from here; the message says how.
     """
-    _set_ray_address(place.store)
-    from turnwise.actors.client.manager import AsyncSessionManager
-    from turnwise.actors.client.without_engine import NoEngine, live
-    from turnwise.actors.cluster.ray_address import ray_to_join, starts_own_ray
-    from turnwise.actors.hosting.placement import Dedicated, InProcess
+    placement = _placement(place.store)
+    from turnwise.actors.client.without_engine import live
+    from turnwise.actors.cluster.ray_address import starts_own_ray
+    from turnwise.actors.hosting.placement import Dedicated
 
-    placement = Dedicated() if ray_to_join() else InProcess(resume_lost=False)
     settings: dict[str, Any] = {"placement": placement, "namespace": place.namespace}
     async with reading(place.store, place.history, live=True, **settings) as reader:
         session, run_id = await _find(reader, id, place.user, has_runs=may in ("cancel", "decide"))
@@ -412,10 +410,47 @@ async def _acting(
                     "schedule it in the program that has its engine, or while it has the session"
                 )
             await _check_open_runs(session, may)
-    await _check_rivals(place.store, placement)
-    opened = AsyncSessionManager(place.store, engine=NoEngine(), history_store=place.history, overflow=None, **settings)
-    async with opened as manager:
+    async with _opened(place, placement) as manager:
         yield await manager.get(session.id, user_id=session.user_id), run_id
+
+
+@asynccontextmanager
+async def changing(store: str, namespace: str) -> AsyncIterator[AsyncSessionManager]:
+    """Yield a manager that can change what belongs to no session, such as webhooks. It starts no process.
+
+    Raises:
+        TurnwiseError: the store cannot be changed from here; the message says why.
+    """
+    place, placement = _Place(store, None, None, namespace), _placement(store)
+    from turnwise.actors.hosting.placement import Dedicated
+
+    async with reading(store):
+        pass  # it is there, and not encrypted
+    if isinstance(placement, Dedicated):
+        _connect_ray()
+    async with _opened(place, placement) as manager:
+        yield manager
+
+
+def _placement(store: str) -> Placement:
+    """Return where the sessions of a store are: in the Ray that is here, or in this process. Imports Ray if it is."""
+    _set_ray_address(store)
+    from turnwise.actors.cluster.ray_address import ray_to_join
+    from turnwise.actors.hosting.placement import Dedicated, InProcess
+
+    return Dedicated() if ray_to_join() else InProcess(resume_lost=False)
+
+
+@asynccontextmanager
+async def _opened(place: _Place, placement: Placement) -> AsyncIterator[AsyncSessionManager]:
+    """Yield a manager without an engine, unless somebody else has the store open."""
+    from turnwise.actors.client.manager import AsyncSessionManager
+    from turnwise.actors.client.without_engine import NoEngine
+
+    await _check_rivals(place.store, placement)
+    settings: dict[str, Any] = {"placement": placement, "namespace": place.namespace, "history_store": place.history}
+    async with AsyncSessionManager(place.store, engine=NoEngine(), overflow=None, **settings) as manager:
+        yield manager
 
 
 async def _find(

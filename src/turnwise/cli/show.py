@@ -1,10 +1,10 @@
-"""`turnwise show`: a session as a transcript, one of its turns, or what the model was sent."""
+"""`turnwise show`: a session as a transcript, one of its turns, what the model was sent, or a run's agents."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from turnwise.cli.common import AsJson, History, SessionId, Store, User, find_session, missing, reading, run
-from turnwise.cli.output import console, harmless, is_terminal, print_json, write
+from turnwise.cli.output import console, harmless, is_terminal, one_line, print_json, write
 from turnwise.console.elements.text import ago, number
 from turnwise.errors import ConfigError, NotFoundError, RunNotFoundError, TurnNotFoundError
 from turnwise.memory.values.ranges import MAX_COUNT
 
 if TYPE_CHECKING:
+    from turnwise.actors.client.agent_tree import AgentTree
+    from turnwise.actors.client.execution import AsyncExecutionHandle
     from turnwise.actors.client.session import AsyncSession
     from turnwise.actors.hosting.wire import SessionInfo
     from turnwise.memory.conversation.blocks import AnyBlock
@@ -61,6 +63,12 @@ def show(
             help="What the model was sent for this turn, by default for the last one; not what memory recalled.",
         ),
     ] = False,
+    tree: Annotated[
+        bool,
+        typer.Option(
+            "--tree", help="The run of this turn, by default the last one, with the agents that it has called."
+        ),
+    ] = False,
     last: Annotated[
         int | None, typer.Option("--last", "-n", min=1, max=MAX_COUNT, help="Only so many of the newest turns.")
     ] = None,
@@ -69,9 +77,12 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a session: prompts, answers, thoughts, tool calls, and how each turn ended."""
-    if last and (which or as_sent):
-        raise typer.BadParameter("--last is for a whole session: leave out the turn and --as-sent")
-    run(_show(store, session, which, user, history, last=last, as_sent=as_sent, as_json=as_json))
+    if last and (which or as_sent or tree):
+        raise typer.BadParameter("--last is for a whole session: leave out the turn, --as-sent and --tree")
+    if as_sent and tree:
+        raise typer.BadParameter("give either --as-sent or --tree")
+    view = _sent if as_sent else _tree if tree else None
+    run(_show(store, session, which, user, history, last=last, view=view, as_json=as_json))
 
 
 async def _show(
@@ -82,14 +93,14 @@ async def _show(
     history: str | None,
     *,
     last: int | None,
-    as_sent: bool,
+    view: Callable[[AsyncSession, str | None], Awaitable[Sent | Tree]] | None,
     as_json: bool,
 ) -> None:
     content: Any
     async with reading(store, history) as manager:
         session = await find_session(manager, session_id, user)
-        if as_sent:
-            content = await _sent(session, which)
+        if view:
+            content = await view(session, which)
         elif which is not None:
             content = await _turn_of(session, which)
         else:
@@ -160,7 +171,28 @@ class Sent:
     blocks: Sequence[AnyBlock]
 
 
+@dataclass(frozen=True)
+class Tree:
+    """A run, and the agents below it."""
+
+    run: RunRecord
+    agents: AgentTree
+
+
 async def _sent(session: AsyncSession, which: str | None) -> Sent:
+    execution = await _run_of(session, which)
+    return Sent(await execution.info(), (await execution.input()).blocks)
+
+
+async def _tree(session: AsyncSession, which: str | None) -> Tree:
+    from turnwise.actors.client.agent_tree import agents_of
+
+    execution = await _run_of(session, which)
+    return Tree(await execution.info(), await agents_of(execution))
+
+
+async def _run_of(session: AsyncSession, which: str | None) -> AsyncExecutionHandle:
+    """Return the run of a turn; by default the last one that was started."""
     from turnwise.memory.stores.reading import read_runs
 
     if which is None:
@@ -168,15 +200,12 @@ async def _sent(session: AsyncSession, which: str | None) -> Sent:
         newest = await read_runs(session.runs, max(0, end - _PAGE), end)
         started = [run for run in newest if run.state != "queued"]
         if not started:
-            raise NotFoundError(f"session {session.id!r} has no run, so nothing was sent")
-        run_id = started[-1].run_id
-    else:
-        turn = await _turn_of(session, which)
-        if turn.run_id is None:
-            raise ConfigError("--as-sent", which, f"no run of session {session.id!r} has this turn yet")
-        run_id = turn.run_id
-    execution = await session.execution(run_id)
-    return Sent(await execution.info(), (await execution.input()).blocks)
+            raise NotFoundError(f"session {session.id!r} has no run")
+        return await session.execution(started[-1].run_id)
+    turn = await _turn_of(session, which)
+    if turn.run_id is None:
+        raise ConfigError("TURN", which, f"no run of session {session.id!r} has this turn yet")
+    return await session.execution(turn.run_id)
 
 
 # As lines
@@ -195,9 +224,11 @@ def print_lines(lines: Iterable[Line]) -> None:
         screen.print(Text(harmless(text), style))
 
 
-def _lines(content: Shown | Turn | Sent) -> Iterator[Line]:
+def _lines(content: Shown | Turn | Sent | Tree) -> Iterator[Line]:
     if isinstance(content, Shown):
         yield from _transcript(content)
+    elif isinstance(content, Tree):
+        yield from _agents(content)
     elif isinstance(content, Sent):
         yield from _window(content)
     else:
@@ -248,6 +279,21 @@ def _waiting(call: PendingCall, run_id: str) -> Iterator[Line]:
     requests = {"approval": "asks for approval", "result": "waits for its result", "budget": "is over its budget"}
     yield f"{call.name} {requests[call.wants]}{f': {call.why}' if call.why else ''}", "magenta"
     yield f"  run {run_id}, call {call.call_id}, arguments {_json(call.input)}", "magenta"
+
+
+def _agents(tree: Tree) -> Iterator[Line]:
+    run = tree.run
+    yield f"run {run.run_id}  {run.state.replace('_', ' ')}", _HEAD
+    for agent in tree.agents.agents:
+        record = agent.record
+        state = record.state.replace("_", " ") if record else "not begun, or deleted"
+        facts = [agent.name, state, f"session {agent.execution.session_id}", (record and record.why) or ""]
+        failed = record is not None and record.state in ("failed", "interrupted")
+        yield f"{'  ' * agent.depth}{'  '.join(filter(None, map(one_line, facts)))}", "red" if failed else ""
+    if not tree.agents.agents:
+        yield "  it has called no agents", _QUIET
+    if tree.agents.is_cut:
+        yield "  there are more agents", _QUIET
 
 
 def _window(sent: Sent) -> Iterator[Line]:
@@ -315,13 +361,15 @@ def _json(value: Any) -> str:
 # As JSON
 
 
-def _as_json(content: Shown | Turn | Sent, session_id: str) -> dict[str, Any]:
+def _as_json(content: Shown | Turn | Sent | Tree, session_id: str) -> dict[str, Any]:
     """Return what was read in the form of the HTTP API."""
     from turnwise.http.native import models
 
     if isinstance(content, Sent):
         shown = models.RunShown.of(content.run)
         return {"run": shown, "blocks": [block.model_dump(mode="json") for block in content.blocks]}
+    if isinstance(content, Tree):
+        return {"run": models.RunShown.of(content.run), "children": models.AgentsShown.of(content.agents)}
     if isinstance(content, Shown):
         return {
             "session": models.SessionState.of_info(content.info),

@@ -23,6 +23,7 @@ from turnwise.console.pages.memories import memories_page
 from turnwise.console.pages.schedules import schedules_page
 from turnwise.console.pages.sessions import sessions_page
 from turnwise.console.pages.usage import usage_page
+from turnwise.console.pages.webhooks import webhooks_page
 from turnwise.errors import TurnwiseError
 from turnwise.http.auth import Identity
 from turnwise.http.server.log import escaped, indented
@@ -125,6 +126,7 @@ def _add_pages() -> None:
     ui.page("/sessions")(sessions_page)
     ui.page("/session")(conversation_page)
     ui.page("/schedules")(schedules_page)
+    ui.page("/webhooks")(webhooks_page)
     ui.page("/memories")(memories_page)
     ui.page("/usage")(usage_page)
     ui.page("/hosts")(hosts_page)

@@ -36,7 +36,8 @@ class Identity:
     user_id: Annotated[str, PlainValidator(partial(check_id, "user id"))]
     """Of a request without a user, `Auth` returns None, and no identity."""
     is_operator: bool = False
-    """An operator's console shows all users' sessions. It changes nothing in the API."""
+    """An operator's console shows all users' sessions. In the API, an operator has the webhooks of all users, and
+    nothing else that other users have not."""
 
 
 Auth = Callable[[HTTPConnection], "Identity | str | Awaitable[Identity | str | None] | None"]

@@ -26,6 +26,7 @@ from turnwise.errors import (
     InvalidRequestError,
     LongTermMemoryError,
     NotFoundError,
+    OperatorsOnlyError,
     OverloadedError,
     ReadOnlyMemoryError,
     ReadOnlyStoreError,
@@ -36,6 +37,7 @@ from turnwise.errors import (
     TurnwiseError,
     UnknownVerbError,
     WaitTimeoutError,
+    WebhookChangedError,
     shown,
 )
 from turnwise.http.native.models import name_of
@@ -46,6 +48,7 @@ STATUS: Mapping[type[TurnwiseError], int] = {
     SessionOwnerError: 404,
     IdempotencyConflictError: 422,
     OverloadedError: 429,
+    OperatorsOnlyError: 403,
     ReadOnlyStoreError: 403,
     ReadOnlyMemoryError: 403,
     InvalidRequestError: 422,
@@ -54,6 +57,7 @@ STATUS: Mapping[type[TurnwiseError], int] = {
     CorruptRecordError: 500,
     EncryptionError: 500,
     SessionRevertedError: 409,
+    WebhookChangedError: 409,
     StoreError: 503,
     SessionLostError: 503,
     UnknownVerbError: 500,
@@ -115,7 +119,7 @@ def problem_of(error: TurnwiseError) -> dict[str, Any]:
 
 _TITLES = {
     401: "The request has no valid token.",
-    403: "What would be changed is read-only.",
+    403: "It is for operators only, or what would be changed is read-only.",
     404: "There is no such thing, or it is another user's.",
     409: "The state of the session or the run does not allow it.",
     422: "The request is not valid; `errors` or `field` says where.",

@@ -16,7 +16,7 @@ from starlette.requests import HTTPConnection
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
-from turnwise.errors import InvalidInputError, shown
+from turnwise.errors import InvalidInputError, OperatorsOnlyError, shown
 from turnwise.http.auth import Auth, Identity, identity_of
 from turnwise.http.native.handles import Handles, Result
 from turnwise.http.problems import TooManyStreams, Unauthorized
@@ -25,6 +25,9 @@ from turnwise.memory.conversation.sessions import DEFAULT_USER
 
 ON_DISCONNECT = "X-On-Disconnect"
 """The header in which a request says `keep` or `cancel`: see `HttpSettings.on_disconnect`."""
+
+MAX_WEBHOOKS_PER_USER = "max_webhooks_per_user"
+"""The setting that lets users have webhooks."""
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +60,19 @@ class Service:
         if identity is None:
             raise Unauthorized
         return identity
+
+    def webhook_user(self, identity: Identity | None) -> str | None:
+        """Return the user whose webhooks somebody reaches; None, for operators and without authentication: all users'.
+
+        Raises:
+            OperatorsOnlyError: it is a user who is no operator, and the service lets these have no webhooks.
+        """
+        if identity is None or identity.is_operator:
+            return None
+        if not self.settings.max_webhooks_per_user:
+            remedy = f"raise {MAX_WEBHOOKS_PER_USER}=0, a setting of the service"
+            raise OperatorsOnlyError(identity.user_id, "have webhooks", remedy)
+        return identity.user_id
 
     @contextmanager
     def count_stream(self, user_id: str | None) -> Iterator[None]:

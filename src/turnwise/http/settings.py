@@ -37,6 +37,10 @@ class HttpSettings(BaseSettings):
     max_schedules_per_user: int = Field(default=100, ge=1, le=MAX_COUNT)
     """Schedules that all sessions of a user may have together; a request that adds one more is answered with 409.
     Requests at the same moment may exceed it. What programs and models schedule counts, and is not refused."""
+    max_webhooks_per_user: int = Field(default=0, ge=0, le=MAX_COUNT)
+    """Webhooks that a user who is no operator may have, each told of this user's sessions alone; one more is refused
+    with 409. By default webhooks are for operators only, and others get 403: a store has 100 webhooks at most, and each
+    makes the service call another program. Requests at the same moment may exceed it."""
     models: tuple[str, ...] = ()
     """Models that requests of OpenAI's API may ask the first engine for, beside its own. A request that names a model
     that is neither here nor an engine's is answered with 404, so that nobody chooses what the key pays for."""

@@ -23,8 +23,9 @@ from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.http import BearerTokens, HttpSettings, Identity, create_app
 from turnwise.memories import LexicalMemory, WorkingMemory
 
-TOKENS = BearerTokens({"ann's-secret-token": "ann", "bob's-secret-token": Identity("bob")})
-ANN, BOB = ({"Authorization": f"Bearer {name}'s-secret-token"} for name in ("ann", "bob"))
+USERS: dict[str, str | Identity] = {"ann": "ann", "bob": Identity("bob"), "root": Identity("root", is_operator=True)}
+TOKENS = BearerTokens({f"{name}'s-secret-token": user for name, user in USERS.items()})
+ANN, BOB, ROOT = ({"Authorization": f"Bearer {name}'s-secret-token"} for name in USERS)
 
 WAIT_S = 60.0
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 from pydantic import BaseModel, Field
 
+from turnwise.actors.client.agent_tree import agents_of
 from turnwise.actors.client.open_for_run import open_for_run
 from turnwise.actors.client.schedule_room import check_room
 from turnwise.adapters.version_checks import expect, framework
@@ -98,6 +99,26 @@ class Answer(BaseModel):
     text: str
 
 
+class AgentLine(BaseModel):
+    """The run of an agent as `show_agents` shows it."""
+
+    run_id: str
+    session_id: str
+    agent: str
+    depth: int
+    state: str
+    why: str
+
+
+class Agents(BaseModel):
+    """The agents below a run."""
+
+    run_id: str
+    state: str
+    agents: list[AgentLine]
+    is_cut: bool
+
+
 class Memory(BaseModel):
     """An item of the user's memory."""
 
@@ -136,11 +157,11 @@ def mcp_server(
 ) -> MCPServer[Any]:
     """Return an MCP server with one user's sessions and, if `memory` is given, that user's memories.
 
-    Its tools are `list_sessions`, `show_session`, `send`, `list_schedules`, `set_schedule`, `cancel_schedule`, `recall`
-    and `save`; those that change something are left out if the manager is read-only. The user is this function's
-    argument and no tool's, so no client reaches another's session: such an id behaves like one that does not exist.
-    Serve it with `run_stdio_async`, or mount `streamable_http_app`. A client of the server acts as the user, so make it
-    reachable for that user only.
+    Its tools are `list_sessions`, `show_session`, `show_agents`, `send`, `list_schedules`, `set_schedule`,
+    `cancel_schedule`, `recall` and `save`; those that change something are left out if the manager is read-only. The
+    user is this function's argument and no tool's, so no client reaches another's session: such an id behaves like one
+    that does not exist. Serve it with `run_stdio_async`, or mount `streamable_http_app`. A client of the server acts as
+    the user, so make it reachable for that user only.
 
     Args:
         manager: enter it before the server runs, or let the first call connect it.
@@ -158,9 +179,8 @@ def mcp_server(
         ", and what is remembered." if memory else "."
     )
     server: MCPServer[Any] = MCPServer("turnwise", instructions=instructions, log_level="WARNING")
-    readers = _list_sessions(manager, user_id), _show_session(manager, user_id), _list_schedules(manager, user_id)
-    for tool in readers:
-        server.add_tool(_with_tool_errors(tool), annotations=_READS)
+    for reader in (_list_sessions, _show_session, _show_agents, _list_schedules):
+        server.add_tool(_with_tool_errors(reader(manager, user_id)), annotations=_READS)
     if may_write:
         server.add_tool(_with_tool_errors(_send(manager, user_id)), annotations=_ADDS)
         server.add_tool(_with_tool_errors(_set_schedule(manager, user_id, max_schedules)), annotations=_ADDS)
@@ -226,6 +246,27 @@ def _show_session(manager: AsyncSessionManager, user_id: str) -> Callable[..., A
         return Conversation(session_id=session_id, title=title, messages=messages, cursor=page.cursor)
 
     return show_session
+
+
+def _show_agents(manager: AsyncSessionManager, user_id: str) -> Callable[..., Awaitable[Agents]]:
+    async def show_agents(run_id: Annotated[str, Field(description="The run, as send returns it.")]) -> Agents:
+        """Show the state of a run and of the agents that it has called, each followed by those that it has called."""
+        execution = await manager.execution(run_id, user_id=user_id)
+        tree = await agents_of(execution)
+        lines = [
+            AgentLine(
+                run_id=agent.execution.run_id,
+                session_id=agent.execution.session_id,
+                agent=agent.name,
+                depth=agent.depth,
+                state=agent.record.state if agent.record else "not begun, or deleted",
+                why=(agent.record and agent.record.why) or "",
+            )
+            for agent in tree.agents
+        ]
+        return Agents(run_id=run_id, state=await execution.status(), agents=lines, is_cut=tree.is_cut)
+
+    return show_agents
 
 
 def _send(manager: AsyncSessionManager, user_id: str) -> Callable[..., Awaitable[Answer]]:

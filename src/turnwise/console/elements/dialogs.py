@@ -29,7 +29,7 @@ def show_report(report: Forgotten, close: Handler) -> None:
             tag("h2", "grow", "What was forgotten")
             button("Close", close, "quiet")
         with tag("dl", "facts"):
-            for name in ("sessions", "turns", "summaries", "waiting", "notes"):
+            for name in ("sessions", "turns", "summaries", "waiting", "notes", "webhooks"):
                 if count := getattr(report, name):
                     fact(name.capitalize(), number(count))
             for name, count in report.items.items():

@@ -20,6 +20,7 @@ from turnwise.memory.values.plain_text import plain
 PAGES = {
     "sessions": "Sessions",
     "schedules": "Schedules",
+    "webhooks": "Webhooks",
     "memories": "Memories",
     "usage": "Usage",
     "hosts": "Hosts",

@@ -25,7 +25,9 @@ header.bar .who { color: var(--soft); max-width: 14rem; overflow: hidden; text-o
 .content { width: 100%; max-width: 1180px; margin: 0 auto; padding: 1.25rem; box-sizing: border-box; }
 h1 { font-size: 1.3rem; font-weight: 650; margin: 0; line-height: 1.3; overflow-wrap: break-word; letter-spacing:
   -.01em; }
-h2 { font-size: 1rem; font-weight: 650; margin: 0 0 .5rem; line-height: 1.4; letter-spacing: 0; }
+h2 { font-size: 1rem; font-weight: 650; margin: 0 0 .5rem; line-height: 1.4; letter-spacing: 0;
+  overflow-wrap: anywhere; }
+h3 { font-size: .92rem; font-weight: 650; margin: 0; line-height: 1.4; letter-spacing: 0; }
 .row { display: flex; flex-wrap: wrap; align-items: center; gap: .6rem; flex-direction: row; }
 .row.top { align-items: flex-start; }
 .grow { flex: 1; min-width: 0; }
@@ -65,6 +67,7 @@ table.list td { padding: .6rem .75rem; border-bottom: 1px solid var(--line); ver
 table.list tr:last-child td { border-bottom: 0; }
 table.list .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 table.list a { font-weight: 550; }
+table.list .button { white-space: nowrap; }
 .clip { display: -webkit-box; -webkit-line-clamp: 2; -webkit-box-orient: vertical; overflow: hidden; unicode-bidi:
   isolate; }
 .panel { padding: 0; overflow: hidden; }
@@ -100,6 +103,9 @@ dl.facts dt { color: var(--soft); font-weight: 500; } dl.facts dd { margin: 0; o
 ol.steps { list-style: none; margin: 0 0 1rem; padding: 0; }
 ol.steps li { padding: .35rem 0 .35rem .8rem; border-left: 2px solid var(--line); position: relative; }
 ol.steps li.inner { margin-left: 1.1rem; }
+ul.tree { list-style: none; margin: 0 0 1rem; padding: 0; }
+ul.tree li { display: flex; flex-wrap: wrap; gap: .1rem .6rem; align-items: baseline; padding: .25rem 0 .25rem .8rem;
+  border-left: 2px solid var(--line); overflow-wrap: anywhere; }
 .meter { height: 8px; background: var(--code); border-radius: 99px; overflow: hidden; margin: .25rem 0; position:
   relative; }
 .meter > span { position: absolute; top: 0; bottom: 0; border-radius: 99px; background: var(--accent); }

@@ -131,7 +131,7 @@ class _Conversation:
             self._live = Live()
             self._calls = Calls(self._frame.wake.set, is_read_only=not self._can_change)
         with talk:
-            self._inspector = Inspector(self._session, talk, is_read_only=not self._can_change)
+            self._inspector = Inspector(self._session, talk, self._frame.viewer, is_read_only=not self._can_change)
         if self._can_change:
             self._composer = self._compose()
         self._frame.client.run_javascript(_STAY_BELOW)

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from turnwise.actors.client.agent_tree import AgentTree, agents_of
 from turnwise.actors.client.session import AsyncSession
+from turnwise.console.access.viewer import Viewer
 from turnwise.console.elements.blocks import show_block
-from turnwise.console.elements.tags import button, fact, long_text, tag
+from turnwise.console.elements.tags import badge, button, fact, link, long_text, tag
 from turnwise.console.elements.text import json_text, number
 from turnwise.console.pages.timeline import show_timeline
 from turnwise.errors import NoMemoryError, TurnNotFoundError
@@ -25,12 +27,18 @@ _BLOCKS = 50
 
 _RECALLED = 10
 
+_KINDS = {"completed": "good", "failed": "bad", "interrupted": "bad"}
+"""The colours of states of agents' runs."""
+
+_REASON_CHARS = 300
+
 
 class Inspector:
     """Shows one turn at a time: what its request had, or its steps; and again when the run has gone on."""
 
-    def __init__(self, session: AsyncSession, talk: Any, *, is_read_only: bool) -> None:
+    def __init__(self, session: AsyncSession, talk: Any, viewer: Viewer, *, is_read_only: bool) -> None:
         self._session = session
+        self._viewer = viewer
         self._is_read_only = is_read_only
         self._talk = talk
         self._shown: tuple[int, str, str] | None = None
@@ -63,6 +71,7 @@ class Inspector:
         record = await execution.info()
         events = await self._events(record)
         steps = await execution.steps() if view == "steps" else []
+        tree = await agents_of(execution) if view == "steps" else None
         window: Sequence[AnyBlock] = ()
         if view == "sent":
             try:
@@ -71,7 +80,7 @@ class Inspector:
                 window = ()
         if request != self._shown:
             return
-        self._is_open = record.is_open
+        self._is_open = record.is_open or (tree is not None and _has_open_runs(tree))
         self._whole.clear()
         with self._whole:
             with tag("div", "row"):
@@ -84,6 +93,22 @@ class Inspector:
                 self._show_sent(record, window, events)
             else:
                 show_timeline(record, steps, events)
+                if tree and tree.agents:
+                    self._show_agents(tree)
+
+    def _show_agents(self, tree: AgentTree) -> None:
+        tag("h2", "", "Agents that it has called", id="agents")
+        with tag("ul", "tree", aria_labelledby="agents"):
+            for agent in tree.agents:
+                run = agent.record
+                state = run.state if run else "not begun, or deleted"
+                with tag("li").style(f"margin-left: {1.1 * (agent.depth - 1)}rem"):
+                    link(agent.name, self._viewer.session_url(agent.execution.session_id, self._session.user_id))
+                    badge(state.replace("_", " "), _KINDS.get(state, "busy" if run and run.is_open else ""))
+                    if run and run.why:
+                        tag("span", "soft small", run.why[:_REASON_CHARS])
+        if tree.is_cut:
+            tag("p", "soft", "There are more agents.")
 
     async def _events(self, record: RunRecord) -> list[AnyEvent]:
         """Return the events of the run that are not pieces of its answer."""
@@ -141,6 +166,10 @@ class Inspector:
 
         with tag("div") as holder:
             button("Show what memory recalls for this prompt now", recall, "quiet")
+
+
+def _has_open_runs(tree: AgentTree) -> bool:
+    return any(agent.record and agent.record.is_open for agent in tree.agents)
 
 
 def _recalled(record: RunRecord, events: Sequence[AnyEvent]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from turnwise.console.elements.tags import badge, fact, long_text, tag
 from turnwise.console.elements.text import json_text, moment, number
+from turnwise.memory.conversation.calls.tool_calls import decode_calls
 from turnwise.memory.conversation.events import (
     AnyEvent,
     ApprovalRequested,
@@ -48,7 +49,8 @@ class _Row:
 def show_timeline(record: RunRecord, steps: Sequence[Step], events: Sequence[AnyEvent]) -> None:
     """Show a run: its facts, then its steps and notes by their times."""
     began = record.started_at or record.created_at
-    lines = sorted([*_notes(events, steps), *_steps(steps)], key=lambda line: (line.at, line.depth))
+    agents = {call_id: state.name for call_id, state in decode_calls(record.calls).items() if state.agent}
+    lines = sorted([*_notes(events, steps, agents), *_steps(steps)], key=lambda line: (line.at, line.depth))
     ends = [began, *(line.at + ((line.step and line.step.seconds) or 0) for line in lines)]
     whole = max(1e-6, (record.ended_at or max(ends)) - began)
     with tag("dl", "facts"):
@@ -85,19 +87,22 @@ def _steps(steps: Sequence[Step]) -> list[_Row]:
     return lines
 
 
-def _notes(events: Sequence[AnyEvent], steps: Sequence[Step]) -> list[_Row]:
+def _notes(events: Sequence[AnyEvent], steps: Sequence[Step], agents: Mapping[str, str]) -> list[_Row]:
+    """Return what is noted between the steps. `agents`: the name of the agent of each call that has called one."""
     inner = {name for step in steps for name in (step.id, step.call_id) if name}
     lines = []
     for event in events:
-        name, text = _note(event)
+        name, text = _note(event, agents)
         if name:
             depth = 1 if getattr(event, "step", None) in inner else 0
             lines.append(_Row(event.at, name, text, depth=depth))
     return lines
 
 
-def _note(event: AnyEvent) -> tuple[str, str]:
+def _note(event: AnyEvent, agents: Mapping[str, str]) -> tuple[str, str]:
     """Return the name and the text of what is shown of an event; without a name, nothing is."""
+    if isinstance(event, CallDecided) and event.verdict == "provided" and event.call_id in agents:
+        return f"Agent {agents[event.call_id]} has answered", ""
     if isinstance(event, RunEnded):
         return event.kind.removeprefix("run_").capitalize(), ""
     describe: Callable[[Any], tuple[str, str]] = _NOTES.get(type(event), lambda _: ("", ""))

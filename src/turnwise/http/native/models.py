@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from turnwise.actors.client.agent_tree import AgentRun, AgentTree
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.shared.arguments import IfExists
@@ -687,13 +688,16 @@ class ForgottenShown(Shown):
     summaries: int = 0
     waiting: int = 0
     notes: int = 0
+    webhooks: int = 0
+    """Those that were told of the user's sessions alone."""
     items: dict[str, int] = {}
     erased: dict[str, ErasureShown] = {}
     verified: bool = False
 
     @classmethod
     def of(cls, done: Forgotten) -> Self:
-        counts = {name: getattr(done, name) for name in ("sessions", "turns", "summaries", "waiting", "notes")}
+        names = ("sessions", "turns", "summaries", "waiting", "notes", "webhooks")
+        counts = {name: getattr(done, name) for name in names}
         erased = {
             name: ErasureShown.model_validate({**_plain(erasure), "found": list(erasure.found)})
             for name, erasure in done.erased.items()
@@ -860,6 +864,45 @@ class RunPage(Shown):
     def of(cls, page: Page[RunRecord]) -> Self:
         items = [RunShown.of(record) for record in page]
         return cls(items=items, cursor=page.cursor, unreadable=SessionKeyShown.of_all(page.unreadable))
+
+
+class AgentRunShown(Shown):
+    """The run of an agent that another run has called."""
+
+    id: str
+    session_id: str
+    agent: str
+    """The agent's name, which is that of its tool."""
+    call_id: str
+    """The call by which it was called."""
+    parent: str
+    """The run that has called it."""
+    depth: int
+    """1: called by the run that was asked for."""
+    run: RunShown | None
+    """Null: it has not begun, or its session was deleted."""
+
+    @classmethod
+    def of(cls, agent: AgentRun) -> Self:
+        return cls(
+            id=agent.execution.run_id,
+            session_id=agent.execution.session_id,
+            agent=agent.name,
+            run=RunShown.of(agent.record) if agent.record else None,
+            **{name: getattr(agent, name) for name in ("call_id", "parent", "depth")},
+        )
+
+
+class AgentsShown(Shown):
+    """The runs of agents below a run: each is followed by those that it has called, in the order of the calls."""
+
+    items: list[AgentRunShown]
+    is_cut: bool
+    """Whether there are more agents than these."""
+
+    @classmethod
+    def of(cls, tree: AgentTree) -> Self:
+        return cls(items=[AgentRunShown.of(agent) for agent in tree.agents], is_cut=tree.is_cut)
 
 
 class RunsOfSession(Shown):

@@ -9,12 +9,14 @@ from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
+from turnwise.actors.client.agent_tree import agents_of
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.errors import InvalidInputError, RunEndedError, SessionBusyError, WaitTimeoutError, shown
 from turnwise.http.middleware.paths import InPath, path_of
 from turnwise.http.native.long_answers import turn_answer
 from turnwise.http.native.models import (
     AddEvent,
+    AgentsShown,
     Approve,
     Cancel,
     Cancelled,
@@ -286,6 +288,12 @@ async def provide_result(run_id: InPath, body: Provide, caller: RequestCaller) -
 @router.get("/runs/{run_id}/steps", summary="Its model calls, tool calls and named steps", responses=NOT_FOUND)
 async def list_steps(run_id: InPath, caller: RequestCaller) -> Steps:
     return Steps.of(await caller.on_run(run_id, AsyncExecutionHandle.steps))
+
+
+@router.get("/runs/{run_id}/children", summary="The agents that it has called, and those below", responses=NOT_FOUND)
+async def list_children(run_id: InPath, caller: RequestCaller) -> AgentsShown:
+    """Each agent's run is that of a session of its own; it is followed by the agents that it has called itself."""
+    return AgentsShown.of(await caller.on_run(run_id, agents_of))
 
 
 @router.get("/runs/{run_id}/phase", summary="What it does now", responses=NOT_FOUND)

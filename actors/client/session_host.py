@@ -159,6 +159,8 @@ class AsyncSessionHost:
             SessionInUseError: a run is active or queued. Nothing was deleted, unless it began meanwhile.
             SessionChangedError: the session's last commit was not at `updated_at`; likewise.
         """
+        if self._client.read_only:
+            raise ReadOnlyStoreError(self._ref.session_id, "delete")
         report = Forgotten()
         if agents := await self.ask(verbs.agents()):
             info = await self.ask(verbs.info())

@@ -97,7 +97,9 @@ def a_team(name: str, **settings: Any) -> SessionManager:
 
 @pytest.mark.parametrize("memory", [True, False], ids=["with memories", "alone"])
 def test_agents_are_deleted_with_their_caller(memory: bool) -> None:
-    with a_team(f"memory://deleted-{memory}", memory=[LexicalMemory(f"memory://deleted-{memory}")]) as manager:
+    with a_team(
+        f"memory://team-deleted-{memory}", memory=[LexicalMemory(f"memory://team-deleted-{memory}")]
+    ) as manager:
         chat = manager.open("chat", user_id="ada")
         chat.run("go").wait(LONG_S)
         manager.open("other", user_id="ada")
@@ -107,7 +109,7 @@ def test_agents_are_deleted_with_their_caller(memory: bool) -> None:
 
 
 def test_a_delete_of_a_busy_caller_deletes_no_agent() -> None:
-    with a_team("memory://busy") as manager:
+    with a_team("memory://team-busy") as manager:
         chat = manager.open("chat")
         chat.run("go").wait(LONG_S)
         chat.run("later", if_busy="debounce", debounce_s=LONG_S)
@@ -122,7 +124,7 @@ def test_a_user_is_forgotten_with_agents_at_work() -> None:
         "lead": ScriptedEngine([[("above", {"task": "boats"})], "done"], tools=[caller]),
         "above": ScriptedEngine([[Pause(math.inf)]]),
     }
-    with SessionManager("memory://forgotten", engine=engines, placement=InProcess()) as manager:
+    with SessionManager("memory://team-forgotten", engine=engines, placement=InProcess()) as manager:
         run = manager.open("chat", user_id="ada").run("go")
         eventually(lambda: manager.runs(state="running").items)
         assert manager.forget("ada").sessions == 2
@@ -132,7 +134,7 @@ def test_a_user_is_forgotten_with_agents_at_work() -> None:
 
 
 def test_a_sweep_archives_and_deletes_agents_with_their_caller(tmp_path: Path) -> None:
-    with a_team("memory://swept") as manager:
+    with a_team("memory://team-swept") as manager:
         manager.open("chat", ttl_s=0.01).run("go").wait(LONG_S)
         time.sleep(0.02)
         swept = manager.sweep(tmp_path)
@@ -141,7 +143,7 @@ def test_a_sweep_archives_and_deletes_agents_with_their_caller(tmp_path: Path) -
 
 
 def test_a_fork_of_an_agent_is_nobodys_agent() -> None:
-    with a_team("memory://copied") as manager:
+    with a_team("memory://team-copied") as manager:
         run = manager.open("chat").run("go")
         run.wait(LONG_S)
         (child,) = run.children()
@@ -162,7 +164,7 @@ def test_what_agents_ask_is_decided_at_the_top() -> None:
         "above": ScriptedEngine([[("below", {"task": "sails"}), ("pay", {"euros": 1})], "found"], tools=[below, pay]),
         "below": ScriptedEngine([[("pay", {"euros": 2}), ("pay", {"euros": 3})], "sails"], tools=[pay]),
     }
-    with SessionManager("memory://asked", engine=engines, placement=InProcess()) as manager:
+    with SessionManager("memory://team-asked", engine=engines, placement=InProcess()) as manager:
         run = manager.open("chat", user_id="ada").run("go")
         decided = set[str]()
         while (turn := run.wait(LONG_S, until="settled")).status == "running":

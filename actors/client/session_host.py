@@ -227,13 +227,22 @@ class AsyncSessionHost:
         return self._client.outcome(await _poll(timeout_s, ask), cache)
 
     async def follow(
-        self, after: int, limit: int, run_id: str | None, timeout_s: float | None = None
+        self,
+        after: int,
+        limit: int,
+        run_id: str | None,
+        timeout_s: float | None = None,
+        kinds: frozenset[str] | None = None,
     ) -> tuple[list[AnyEvent], int, bool]:
         """Wait for events of a run, or of the whole session, up to `timeout_s` seconds; see `SessionReads.events`."""
 
         async def ask(left_s: float | None) -> Waited[tuple[list[Event], int, bool]]:
+            nonlocal after
             slice_s = SLICE_S if left_s is None else min(left_s, SLICE_S)
-            return await self.ask(verbs.events(slice_s, after, limit, run_id))
+            waited = await self.ask(verbs.events(slice_s, after, limit, run_id=run_id, kinds=kinds))
+            if kinds is not None:
+                after = waited.answer[1]  # what it has looked through without finding one
+            return waited
 
         events, later, is_all = await _poll(timeout_s, ask)
         return cast(list[AnyEvent], events), later, is_all

@@ -136,11 +136,17 @@ async def wait(
 
 @reads(waits=True)
 async def events(
-    reader: Reader, timeout_s: float, after: int, limit: int, run_id: str | None
+    reader: Reader,
+    timeout_s: float,
+    after: int,
+    limit: int,
+    *,
+    run_id: str | None = None,
+    kinds: frozenset[str] | None = None,
 ) -> Waited[tuple[list[Event], int, bool]]:
     """Wait for events of the session or of one run; return them, the number to continue after, and if that is all."""
-    page = await reader.reads.events(after, limit, run_id=run_id, timeout_s=timeout_s)
-    return Waited(page, page[2] or page[1] > after)
+    events, last, is_all = await reader.reads.events(after, limit, run_id=run_id, kinds=kinds, timeout_s=timeout_s)
+    return Waited((events, last, is_all), bool(events) if kinds is not None else is_all or last > after)
 
 
 # Prompts and runs

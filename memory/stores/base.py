@@ -7,7 +7,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Generic, Literal, Protocol, TypeVar, overload, runtime_checkable
 
 from turnwise.errors import InvalidInputError, WebhookChangedError, shown
 from turnwise.memory.conversation.events import AnyEvent, Event
@@ -41,6 +41,15 @@ class Page(Generic[Item]):
 
     def __len__(self) -> int:
         return len(self.items)
+
+    @overload
+    def __getitem__(self, place: int) -> Item: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Item, ...]: ...
+
+    def __getitem__(self, place: int | slice) -> Item | tuple[Item, ...]:
+        return self.items[place]
 
     def _repr_html_(self) -> str:
         unreadable = self.unreadable and f"unreadable: {', '.join(key.full_name for key in self.unreadable)}"

@@ -343,6 +343,7 @@ WRONG: dict[str, list[Any]] = {
     "MemoryUse": ["maybe", 1, "ON"],
     "AnyType": ["nope", 1, MemoryCategory.SEMANTIC],
     "AnyCategory": ["nope", 1, MemoryType.FACTS],
+    "Collection[str]": ["run_started", 1, ["nope"], [1], {"run_started": 1}, [["a"]]],
     "Collection[AnyType]": ["facts", [1], ["nope"], [MemoryCategory.SEMANTIC], {"facts": 1}, 3],
     "Sequence[WebhookEvent]": ["run.failed", [], ["nope"], [1], {"run.failed": 1}, 3],
     "Sequence[str]": ["Rex", [1], [""], ["a", " "], ["\ud800"], {"a": "b"}, 3],

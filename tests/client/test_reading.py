@@ -90,13 +90,14 @@ async def all_that_is_read(reads: SessionReads) -> dict[str, Any]:
         events += [event for event in page if event.kind not in ("text_delta", "thinking_delta")]
         after = page[-1].seq
     ended = [run.run_id for run in runs if not run.is_open]
+    messages = [message for message in (await reads.messages(None, 1000))[0] if not message.is_partial]
     return {
         "session": session,
         "latest": values_of(await reads.latest()),
         "turns": list(map(values_of, await reads.turns())),
         "turn": [values_of(await reads.turn(turn.index)) for turn in await reads.turns()],
         "no turn": await outcome(lambda: reads.turn(10_000)),
-        "messages": [await reads.messages(None, 5), (await reads.messages(None, 1000))[0]],
+        "messages": [messages, reads.active_run_id or await reads.messages(None, 5)],
         "runs": runs,
         "run": [replace(await reads.run(run.run_id), usage=None) for run in runs],
         "no run": await outcome(lambda: reads.run("nobody's")),

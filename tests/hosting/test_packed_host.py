@@ -217,7 +217,7 @@ async def test_a_session_that_runs_or_is_waited_for_keeps_its_place_and_one_more
     error = await refused(OverloadedError, hosting.start("c", "hello", "run-c"))
     assert "max_resident=2" in str(error) and "'c'" in str(error)
     assert await hosting.store.runs(SessionKey("c")) == [], "what was refused left nothing"
-    followed = asyncio.ensure_future(hosting.ask("a", verbs.events(500.0, 10**9, 100, None)))
+    followed = asyncio.ensure_future(hosting.ask("a", verbs.events(500.0, 10**9, 100)))
     engine.open.set()
     assert (await hosting.ask("b", verbs.wait(None, "run-b", ()))).state == "completed"
     assert (await hosting.run("c", "hello", "run-c")).state == "completed"

@@ -101,7 +101,7 @@ async def test_a_call_waits_for_a_slice_and_no_longer(placement: str) -> None:
     waits: list[VerbCall[Any]] = [
         verbs.wait(None, "run", ()),
         verbs.wait(1e6, "run", ()),
-        verbs.events(1e6, 10**9, 10, "run"),
+        verbs.events(1e6, 10**9, 10, run_id="run"),
     ]
     for call in waits:
         began = asyncio.get_running_loop().time()
@@ -115,14 +115,14 @@ def test_a_wait_beyond_the_limit_is_refused_and_other_calls_are_answered(placeme
         ask = (await hosted(placement, Asking())).ask
         await ask("a", verbs.start(("act",), {"run_id": "run"}, ()))
         waits = [asyncio.ensure_future(ask("a", verbs.wait(None, "run", ()))) for _ in range(3)]
-        waits += [asyncio.ensure_future(ask("a", verbs.events(1e6, 10**9, 10, "run"))) for _ in range(2)]
+        waits += [asyncio.ensure_future(ask("a", verbs.events(1e6, 10**9, 10, run_id="run"))) for _ in range(2)]
         await asyncio.sleep(0.1)
         setting = "max_waits=5" if placement == "dedicated" else "max_session_waits=5"
         assert setting in str(await refused(OverloadedError, ask("a", verbs.wait(None, "run", ()))))
-        assert setting in str(await refused(OverloadedError, ask("a", verbs.events(1e6, 10**9, 10, "run"))))
+        assert setting in str(await refused(OverloadedError, ask("a", verbs.events(1e6, 10**9, 10, run_id="run"))))
         assert (await ask("a", verbs.wait(0.0, "run", ()))).turn is None, "who only looks is not refused"
         assert (await ask("a", verbs.info())).active_run_id == "run"
-        assert (await ask("a", verbs.events(1e6, 0, 10, "run")))[0], "what is there is given to everybody"
+        assert (await ask("a", verbs.events(1e6, 0, 10, run_id="run")))[0], "what is there is given to everybody"
         await ask("a", verbs.start(("later",), {"run_id": "next", "if_busy": "enqueue"}, ()))
         assert await ask("a", verbs.cancel("enough", "next")) is True
         await ask("a", verbs.decide("run", "call", ApprovalDecision(verdict="approved")))

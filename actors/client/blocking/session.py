@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -22,6 +22,7 @@ from turnwise.actors.client.shared.arguments import (
     Format,
     IdempotencyKey,
     Instructions,
+    Kinds,
     Limit,
     MemoryUseArg,
     Number,
@@ -554,7 +555,8 @@ class Session:
 
         Pass the page's `cursor` as `before` to get the page of earlier messages; it is None if there are none. So pages
         go back in time, whichever order the messages on them have. A fork has the messages from the turn on at which it
-        was forked; the earlier ones are its parent's.
+        was forked; the earlier ones are its parent's. While a run goes on, the last message is what it has answered so
+        far, marked `is_partial`.
 
         Args:
             limit: how many at most.
@@ -574,8 +576,10 @@ class Session:
         runs, later = self._host.ask(verbs.runs(after, limit))
         return ListPage(runs, later)
 
-    @checked(after=Number, limit=Limit, wait_s=WaitSeconds)
-    def events(self, after: int = 0, limit: int = 1000, *, wait_s: float = 0.0) -> EventPage:
+    @checked(after=Number, limit=Limit, kinds=Kinds | None, wait_s=WaitSeconds)
+    def events(
+        self, after: int = 0, limit: int = 1000, *, kinds: Collection[str] | None = None, wait_s: float = 0.0
+    ) -> EventPage:
         """Return up to `limit` events of all runs with a number above `after`, by number.
 
         The result is a list whose `next` is the `after` of the next page; None if there were no more events. To follow
@@ -583,13 +587,18 @@ class Session:
         among the events until the run after the next one starts.
 
         Args:
+            kinds: only events of these kinds, such as `["run_completed"]`. `limit` then says how many events are read
+                at once to find some, so a page may have fewer, and none if these kinds are rare: `next` says whether
+                there are more.
             wait_s: wait up to so many seconds for the first event; without it, for none.
 
         Raises:
             OverloadedError: too many other callers have been waiting for all of `wait_s`.
         """
-        events, later, is_all = self._host.follow(after, limit, None, wait_s)
-        return EventPage(events, later if events and not is_all else None)
+        events, later, is_all = self._host.follow(
+            after, limit, None, wait_s, None if kinds is None else frozenset(kinds)
+        )
+        return EventPage(events, None if is_all or (kinds is None and not events) else later)
 
     @checked(name=Text)
     def add_event(self, name: str, data: Mapping[str, Any] | None = None) -> int:
@@ -759,6 +768,8 @@ class Session:
             TurnNotFoundError: there is no such turn, or its last waiting prompt was removed meanwhile.
             InvalidInputError: the blocks are not of this turn, or a number is too high; nothing was removed.
         """
+        if isinstance(what, ChatMessage) and what.is_partial:
+            raise InvalidInputError("what", shown(what.id), "it is still being answered: wait for its run or cancel it")
         spans = join(what.record.prompt, what.record.output) if isinstance(what, Turn) else what.places
         own, index = places(spans), what.index if isinstance(what, Turn) else what.turn_index
         if high := [number for number in blocks if number >= len(own)]:

@@ -313,15 +313,22 @@ def _sink(value: Any) -> EventSink:
 
 
 def _kinds(value: Any) -> frozenset[str]:
+    """Check kinds of events, those of live ones among them."""
     if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
         raise ValueError("must be a list of kinds of events, such as ['run_completed']")
     few(value)
     for kind in value:
         if not isinstance(kind, str) or kind not in KINDS:
             raise ValueError(f"must be kinds of events, as event.kind has them; {shown(kind)} is none")
+    return frozenset(value)
+
+
+def _stored_kinds(value: Any) -> frozenset[str]:
+    kinds = _kinds(value)
+    for kind in kinds:
         if KINDS[kind].live:
             raise ValueError(f"events of kind {kind} are not stored: use on_event of a run")
-    return frozenset(value)
+    return kinds
 
 
 def _webhook_events(value: Any) -> tuple[WebhookEvent, ...]:
@@ -391,6 +398,7 @@ Types = Annotated[Collection[AnyType], PlainValidator(_types)]
 Category = Annotated[AnyCategory, PlainValidator(_category)]
 Sink = Annotated[EventSink, PlainValidator(_sink)]
 Kinds = Annotated[Collection[str], PlainValidator(_kinds)]
+StoredKinds = Annotated[Collection[str], PlainValidator(_stored_kinds)]
 WebhookEvents = Annotated[Sequence[WebhookEvent], PlainValidator(_webhook_events)]
 CallIds = Annotated[tuple[Text, ...], BeforeValidator(few)]
 """Ids of calls of a webhook."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from turnwise.actors.inference.attempt import Attempt
 from turnwise.actors.inference.engine import NewEvent, SessionView
 from turnwise.actors.inference.observing import NO_OPERATION, Operation
 from turnwise.actors.session.state.recorded_output import RecordedOutput
 from turnwise.actors.session.state.run_events import about
-from turnwise.memory.conversation.blocks import Block, Recalled
+from turnwise.memory.conversation.blocks import AnyBlock, Block, Recalled
 from turnwise.memory.conversation.calls.tool_calls import CallState, decode_calls
 from turnwise.memory.conversation.runs import RunRecord, RunState, Until
 from turnwise.memory.conversation.sessions import SessionRecord
@@ -198,6 +198,15 @@ class ActiveRun:
             more["started_at"] = None  # it never began
         reason = why and why.replace("\0", "\N{REPLACEMENT CHARACTER}")  # not every database takes null characters
         return replace(self.record, state=state, why=reason, ended_at=now, **more)
+
+    def streamed(self) -> Sequence[AnyBlock]:
+        """Return what the engine has answered since the last commit of the run, as far as it goes."""
+        if self.attempt is None:
+            return ()
+        stored = {id(block) for block in self.output.blocks}
+        blocks = cast(list[AnyBlock], self.attempt.ledger.blocks())
+        rest = [block for block in blocks if id(block) not in stored]
+        return rest if len(rest) + len(stored) == len(blocks) else ()  # else a commit is recording its steps
 
     def with_output(
         self, output: Sequence[Block], session: SessionRecord, **changes: Any

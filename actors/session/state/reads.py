@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -33,6 +33,9 @@ from turnwise.memory.stores.agents import agents_below, pending_calls
 from turnwise.memory.stores.base import Page, SessionStore
 from turnwise.memory.stores.reading import page_of_deliveries, read_runs, read_turns
 from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES, weight
+
+PAGES_OF_KINDS = 10
+"""How many pages of events one request looks through for kinds that are rare."""
 
 MESSAGES_PAGE = 50
 """How many turns are read at once for their messages."""
@@ -283,6 +286,8 @@ class SessionReads:
     async def messages(self, before: str | None, limit: int) -> tuple[list[ChatMessage], bool]:
         """Return the newest `limit` messages before a cursor, oldest first, and whether there are earlier ones.
 
+        The process that runs the session also has what its engine has answered so far.
+
         Raises:
             InvalidInputError: `before` is not a cursor.
         """
@@ -326,7 +331,10 @@ class SessionReads:
         async for turn, prompt, output in self._journal.blocks.read_back(
             [opened.get(turn.index, turn) for turn in stored]
         ):
-            yield list(chat_messages_of(self.session_id, turn, runs.get(turn.run_id or ""), prompt, output))
+            active = self._state.active
+            streamed = active.streamed() if active and active.run_id == turn.run_id else ()
+            run = runs.get(turn.run_id or "")
+            yield list(chat_messages_of(self.session_id, turn, run, prompt, output, streamed=streamed))
 
     async def runs(self, after: int = -1, limit: int = 100) -> list[RunRecord]:
         """Return up to `limit` runs with a turn index above `after`, by turn index; fewer, if they are large."""
@@ -334,13 +342,20 @@ class SessionReads:
         return await self._journal.store.runs(self.key, after=after, limit=limit)
 
     async def events(
-        self, after: int = 0, limit: int = 1000, *, run_id: str | None = None, timeout_s: float = 0.0
+        self,
+        after: int = 0,
+        limit: int = 1000,
+        *,
+        run_id: str | None = None,
+        kinds: Collection[str] | None = None,
+        timeout_s: float = 0.0,
     ) -> tuple[list[Event], int, bool]:
         """Return events numbered above `after`, the number to continue after, and whether run `run_id` has no more.
 
         Without `run_id`, the third value is whether a page with events is the last one now. A page that is large is
         shorter: see `PAGE_BYTES`. Reads up to `limit` events, and of these returns only the run's if `run_id` is given;
-        waits up to `timeout_s` for the first. Events that are no longer in memory come from the store, which has no
+        waits up to `timeout_s` for the first. Given `kinds`, it reads on for the first of these kinds, but returns none
+        after `PAGES_OF_KINDS` pages without one. Events that are no longer in memory come from the store, which has no
         live events. For a merged run, the events are those of the run that has its prompts.
         """
         await self._load()
@@ -348,28 +363,34 @@ class SessionReads:
             record = await self._current(run_id)
             run_id, after = record.run_id, max(after, record.first_seq - 1)
         deadline = asyncio.get_running_loop().time() + timeout_s
+        pages = 0
         while True:
             # If this is true, a run that is not open has not necessarily ended.
             in_doubt = self._journal.stale or self._journal.lost
             ended = run_id is not None and self._state.open_run(run_id) is None and not in_doubt
             events = await self._journal.events(after, limit)
             after = events[-1].seq if events else after
-            chosen = [event for event in events if run_id in (None, event.run_id)]
+            chosen = [
+                event for event in events if run_id in (None, event.run_id) and (kinds is None or event.kind in kinds)
+            ]
             is_merged = any(isinstance(event, RunCancelled) and event.leads_to for event in chosen)
             is_all = not events or after >= self._journal.log.published
             done = ended and is_all and not is_merged
             remaining_s = deadline - asyncio.get_running_loop().time()
             if self._journal.lost and not chosen:
                 raise self._journal.lost  # the run continues in another process
-            if ended and not (chosen or is_all):
+            pages += 1
+            looks_on = ended if kinds is None else pages < PAGES_OF_KINDS
+            if looks_on and not (chosen or is_all):
                 await asyncio.sleep(0)
                 continue
-            if chosen or done or remaining_s <= 0:
+            if chosen or done or remaining_s <= 0 or (kinds is not None and not is_all):
                 if run_id is None:
-                    return chosen, after, bool(chosen) and is_all
+                    return chosen, after, (bool(chosen) or kinds is not None) and is_all
                 return chosen, after, done or any(event.terminal for event in chosen if not is_merged)
             if not events:
                 await self._source.wait_for_events(deadline)
+                pages = 0
 
     async def expand(self, summary: Summary) -> tuple[AnyBlock, ...]:
         """Return the blocks that a summary replaced, in order; summaries among them are expanded too.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, Role, System, Text, ToolResult, Unknown, User
@@ -32,6 +33,8 @@ class ChatMessage:
     blocks: tuple[AnyBlock, ...]
     places: Spans = ()
     """Where its blocks are, for `Session.remove`."""
+    is_partial: bool = False
+    """Whether it is still being answered: it will be longer, or not be there at all if the run is interrupted."""
 
     @property
     def id(self) -> str:
@@ -50,15 +53,25 @@ class ChatMessage:
 
 
 def chat_messages_of(
-    session_id: str, turn: TurnRecord, run: RunRecord | None, prompt: Sequence[AnyBlock], output: Sequence[AnyBlock]
+    session_id: str,
+    turn: TurnRecord,
+    run: RunRecord | None,
+    prompt: Sequence[AnyBlock],
+    output: Sequence[AnyBlock],
+    *,
+    streamed: Sequence[AnyBlock] = (),
 ) -> list[ChatMessage]:
     """Return the messages that a turn added: consecutive blocks of one role, with one prompt or one tool result.
+
+    Args:
+        streamed: the blocks that follow `output` and are not stored yet.
 
     Removed blocks are left out, and so are messages without remaining blocks, or with blocks of unknown kinds only, in
     which adapters store data of their own. The other messages keep their numbers.
     """
     answered_at = turn.created_at if run is None else run.ended_at or run.started_at or run.created_at
-    numbered_places, removed = enumerate(places(join(turn.prompt, turn.output))), turn.removed_numbers
+    stored_places = places(join(turn.prompt, turn.output))
+    numbered_places, removed = enumerate(chain(stored_places, repeat(None))), turn.removed_numbers
     parts = [
         (
             time,
@@ -68,7 +81,7 @@ def chat_messages_of(
                 if number not in removed
             ],
         )
-        for time, blocks in ((turn.created_at, prompt), (answered_at, output))
+        for time, blocks in ((turn.created_at, prompt), (answered_at, [*output, *streamed]))
         for part in _parts(blocks)
     ]
     return [
@@ -82,7 +95,8 @@ def chat_messages_of(
             turn_status=turn.status,
             run_id=turn.run_id,
             blocks=tuple(block for _, block in part),
-            places=join(place for place, _ in part),
+            places=join(place for place, _ in part if place is not None),
+            is_partial=any(place is None for place, _ in part),
         )
         for number, (time, part) in enumerate(parts)
         if not all(isinstance(block, Unknown) for _, block in part)

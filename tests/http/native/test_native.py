@@ -246,6 +246,11 @@ async def test_sessions_are_appended_to_forked_compacted_and_cleared(folder: Pat
         assert added.status_code == 201
         page = (await client.get(f"{path}/events", params={"after": added.json()["seq"] - 1})).json()
         assert [page["items"][0]["name"], page["items"][0]["data"], page["next"]] == ["ticket", {"number": 1}, None]
+        params: dict[str, Any] = {"kinds": ["custom", "run_completed"], "limit": 2, "wait_s": 1}
+        chosen = (await client.get(f"{path}/events", params=params)).json()["items"]
+        assert {event["kind"] for event in chosen} <= {"custom", "run_completed"} and chosen
+        wrong = await client.get(f"{path}/events", params={"kinds": "none"})
+        assert wrong.status_code == 422 and "kinds" in wrong.text
         cleared = (await client.post(f"{path}/clear", json={"keep_last": 1})).json()
         assert cleared["turns"] == 1
         assert [turn["text"] for turn in (await client.get(f"{path}/turns")).json()["items"]] == ["third"]

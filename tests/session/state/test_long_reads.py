@@ -143,7 +143,7 @@ async def read_all(store: SessionStore, turns: int) -> None:
             await asyncio.sleep(0)
         seq, is_all = 0, False
         while not is_all:
-            _, seq, is_all = (await verbs.events(0.0, seq, 1_000, None).read(reader)).answer
+            _, seq, is_all = (await verbs.events(0.0, seq, 1_000).read(reader)).answer
             await asyncio.sleep(0)  # each page is a request of its own, also where a store waits for nothing
         assert seq == turns
     await export_session(store, SessionKey(SESSION), lambda line: None)
@@ -217,7 +217,7 @@ async def turns_after(reader: Reader, after: int) -> tuple[int, int | None]:
 
 
 async def events_after(reader: Reader, after: int) -> tuple[int, int | None]:
-    events, later, is_all = (await verbs.events(0.0, after, 100, None).read(reader)).answer
+    events, later, is_all = (await verbs.events(0.0, after, 100).read(reader)).answer
     return len(events), None if is_all else later
 
 

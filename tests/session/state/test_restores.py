@@ -443,7 +443,7 @@ def test_a_host_shows_nothing_of_a_session_that_a_restore_took_in_the_next_of_it
         backup.restore()
         second = SessionRef.of(await backup.store.create(a_session()))
         reads: list[VerbCall[Any]] = [verbs.latest(()), verbs.turns(-1, 10, ())]
-        for read in [*reads, verbs.events(0.0, 0, 10, None), verbs.info()]:
+        for read in [*reads, verbs.events(0.0, 0, 10), verbs.info()]:
             answer = None
             while answer is None:
                 try:

@@ -200,7 +200,7 @@ class _Conversation:
     async def _read(self, info: SessionInfo) -> None:
         """Read the newest messages, and show what has changed."""
         page = await self._session.messages(PAGE)
-        messages = list(page)
+        messages = [message for message in page if not message.is_partial]  # the live answer has the rest
         if not self._messages or page.cursor is None:
             self._earlier = page.cursor
         first = messages[0] if messages else None

@@ -575,6 +575,8 @@ class MessageShown(Shown):
     """Names the message: pass it as `before`."""
     place: str
     """Names its blocks, to remove them."""
+    is_partial: bool
+    """Whether it is still being answered."""
     blocks: list[AnyBlock]
 
 

@@ -61,6 +61,7 @@ from turnwise.memory.conversation.sessions import SessionStatus
 from turnwise.memory.conversation.spans import join, places
 from turnwise.memory.conversation.views.chat_messages import parse_place
 from turnwise.memory.stores.base import SessionOrder
+from turnwise.memory.values.limits import MAX_NAMES
 
 router = APIRouter(
     prefix="/v1",
@@ -73,6 +74,9 @@ MAX_LIMIT = 1000
 
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many at most.")]
 After = Annotated[int, Query(description="Only what has a higher number.")]
+EventKinds = Annotated[
+    list[str] | None, Query(max_length=MAX_NAMES, description="Only events of these kinds; may be repeated.")
+]
 Wait = Annotated[float, Query(ge=0, allow_inf_nan=False, description="Seconds to wait for the first one.")]
 Agent = Annotated[str | None, Query(description="Only of this agent.")]
 Cursor = Annotated[str | None, Query(description="The cursor of the page before.")]
@@ -343,29 +347,32 @@ async def list_session_events(
     streams: Streams,
     after: After = 0,
     limit: Limit = MAX_LIMIT,
+    kinds: EventKinds = None,
     wait_s: Wait = 0.0,
 ) -> Any:
     """The stream does not end by itself. It goes on behind `Last-Event-ID` or `after`, each event once.
 
-    Deltas of an answer are live: they are there until the run after the next one starts.
+    Deltas of an answer are live: they are there until the run after the next one starts. With `kinds`, a page may have
+    fewer events than `limit`, and none, though `next` says that there are more.
     """
     after = last_event_id(request, after)
     if streams:
-        session, page = await caller.on_session(session_id, lambda session: _first_page(session, after))
-        return EventStream(caller, _events(session, after, page))
+        session, page = await caller.on_session(session_id, lambda session: _first_page(session, after, kinds))
+        return EventStream(caller, _events(session, after, page, kinds))
     wait_s = min(wait_s, caller.service.settings.max_wait_s)
-    work = caller.on_session(session_id, lambda session: session.events(after, limit, wait_s=wait_s))
+    work = caller.on_session(session_id, lambda session: session.events(after, limit, kinds=kinds, wait_s=wait_s))
     events = await wait_for(request, caller, work) if wait_s else await work
     return EventsShown.of(events or (), events.next if events is not None else after)
 
 
-async def _first_page(session: AsyncSession, after: int) -> tuple[AsyncSession, Any]:
-    return session, await session.events(after, PAGE)
+async def _first_page(session: AsyncSession, after: int, kinds: EventKinds) -> tuple[AsyncSession, Any]:
+    return session, await session.events(after, PAGE, kinds=kinds)
 
 
-async def _events(session: AsyncSession, after: int, page: Any) -> AsyncGenerator[bytes, None]:
+async def _events(session: AsyncSession, after: int, page: Any, kinds: EventKinds) -> AsyncGenerator[bytes, None]:
     while True:
         if page:
             yield encode_events(page)
             after = page[-1].seq
-        page = await session.events(after, PAGE, wait_s=SILENCE_S)
+        after = after if page.next is None else page.next
+        page = await session.events(after, PAGE, kinds=kinds, wait_s=SILENCE_S)

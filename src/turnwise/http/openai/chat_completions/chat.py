@@ -253,14 +253,14 @@ async def _of_key(session: AsyncSession, turn_id: str, digest: str) -> tuple[Asy
 
 
 async def _messages(session: AsyncSession) -> list[ChatMessage]:
-    """Return all messages of a session, oldest first."""
+    """Return all messages of a session that are complete, oldest first."""
     messages: list[ChatMessage] = []
     page = await session.messages(_PAGE)
     messages[:0] = page
     while page.cursor:
         page = await session.messages(_PAGE, before=page.cursor)
         messages[:0] = page
-    return messages
+    return [message for message in messages if not message.is_partial]
 
 
 @dataclass(frozen=True)

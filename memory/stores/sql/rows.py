@@ -19,7 +19,7 @@ from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.deliveries.schedules import Schedule
-from turnwise.memory.stores.base import Commit
+from turnwise.memory.stores.base import NO_CALLER, Commit
 from turnwise.memory.stores.sql.schema import USAGE
 from turnwise.memory.values.corrupt_records import UNDECODABLE, UnfitError
 from turnwise.memory.values.records import record_of, record_text
@@ -120,6 +120,7 @@ def _session_columns(session: SessionRecord) -> dict[str, Any]:
         **vars(session.usage),
         "metadata": to_json(session.metadata or None),
         "title": to_json(session.title),
+        "called_by": session.called_by or NO_CALLER,
         "memory": _unless_on(session.memory),
         "params": to_json(session.params or None),
         "budget": to_json(session.budget or None),
@@ -160,7 +161,8 @@ def read_session(row: Any) -> SessionRecord:
         f"session {row.session_id if isinstance(row.session_id, str) else f'of key {row.key}'}",
         lambda: record_of(
             SessionRecord,
-            _values(row, _SESSION_FIELDS, _SESSION_TEXTS) | {"log": str(row.key), "usage": read_usage(row)},
+            _values(row, _SESSION_FIELDS, _SESSION_TEXTS)
+            | {"log": str(row.key), "usage": read_usage(row), "called_by": row.called_by or None},
         ),
     )
 

@@ -53,7 +53,7 @@ sessions = Table(
     Column("created_at", Double, nullable=False),
     Column("updated_at", Double, nullable=False),
     Column("parent", Text),
-    Column("called_by", Text),
+    Column("called_by", Text, nullable=False),  # empty without a caller, since an index orders by it
     Column("depth", BigInteger, nullable=False),
     Column("budget", Text),
     Column("agents_usage", Text),
@@ -70,7 +70,7 @@ sessions = Table(
     *(Column(name, BigInteger if number is int else Double, nullable=False) for name, number in USAGE.items()),
     UniqueConstraint("user_id", "session_id"),
     Index("turnwise_sessions_created", "created_at", "key"),
-    Index("turnwise_sessions_user", "user_id", "created_at", "key"),
+    Index("turnwise_sessions_user", "user_id", "called_by", "created_at", "key"),
 )
 
 borrowed = Table(
@@ -118,9 +118,6 @@ turns = Table(
 _has_ttl = sessions.c.ttl_s.is_not(None)
 # Indexed by key, not by the time of expiry: that changes with every commit, and each would write to the index.
 Index("turnwise_sessions_ttl", sessions.c.key, info={WHERE: _has_ttl})
-
-_has_caller = sessions.c.called_by.is_not(None)
-Index("turnwise_sessions_caller", sessions.c.user_id, sessions.c.called_by, info={WHERE: _has_caller})
 
 # Open turns that have a run are found by the run, so that a turn with a run writes to no further index.
 _pending_turn = text("status = 'pending'")

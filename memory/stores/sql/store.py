@@ -35,7 +35,6 @@ from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange, check_delivery
 from turnwise.memory.deliveries.webhooks import WEBHOOK_FIELDS, WebhookRecord
 from turnwise.memory.stores.base import (
-    NO_CALLER,
     PROBE_BYTES,
     Activation,
     Commit,
@@ -641,9 +640,8 @@ def _filters(
     user_id: str | None, agent: str | None, status: str | None = None, called_by: str | None = None
 ) -> list[sa.ColumnElement[bool]]:
     check_session_filter(user_id, called_by or None)
-    values = {"user_id": user_id, "agent": agent, "status": status, "called_by": called_by or None}
-    filters = [schema.sessions.c[name] == value for name, value in values.items() if value is not None]
-    return [*filters, schema.sessions.c.called_by.is_(None)] if called_by == NO_CALLER else filters
+    values = {"user_id": user_id, "agent": agent, "status": status, "called_by": called_by}
+    return [schema.sessions.c[name] == value for name, value in values.items() if value is not None]
 
 
 def _of_time(items: Sequence[Item], late: Sequence[Exception | None]) -> list[Item]:

@@ -15,7 +15,7 @@ from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.wire import ClientOutcome, PackedTurn, SessionRef
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
-from turnwise.errors import RunEndedError, TurnNotFoundError, WaitTimeoutError
+from turnwise.errors import CallNotFoundError, RunEndedError, TurnNotFoundError, WaitTimeoutError
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, PendingCall, decode_calls
 from turnwise.memory.conversation.events import AnyEvent, Phase
 from turnwise.memory.conversation.runs import RunRecord, RunState, Until
@@ -136,7 +136,9 @@ class AsyncExecutionHandle(RunHandle):
     async def pending(self) -> list[PendingCall]:
         """Return the run's tool calls that wait for a decision, in the order in which the model made them.
 
-        A call of an agent waits for no decision, and is not among them; `children` has the agents' runs.
+        Calls of its agents are among them, and of those below. Their ids are paths: the id of the call of the agent, a
+        slash, the id in the agent's run; `approve`, `reject` and `provide` take them. A call of an agent itself waits
+        for no decision.
         """
         return Rows(await self._host.ask(verbs.pending(self.run_id)))
 
@@ -185,7 +187,19 @@ class AsyncExecutionHandle(RunHandle):
         await self._decide(call_id, provided(result, is_error))
 
     async def _decide(self, call_id: str, decision: ApprovalDecision) -> None:
-        await self._host.ask(verbs.decide(self.run_id, call_id, decision))
+        try:
+            await self._host.ask(verbs.decide(self.run_id, call_id, decision))
+        except CallNotFoundError:
+            record = await self._host.ask(verbs.run(self.run_id))
+            calls = decode_calls(record.calls).items()
+            paths = {f"{agent_call}/": state for agent_call, state in calls if state.agent}
+            path = next((path for path in paths if call_id.startswith(path)), None)
+            if path is None:
+                raise
+            key = SessionKey(paths[path].agent["session"], self._ref.key.user_id)
+            child = AsyncExecutionHandle(self._client, SessionRef(key), key.session_id, 0)
+            await child._decide(call_id.removeprefix(path), decision)
+            await self._host.ask(verbs.hear(record.run_id, key.session_id))
 
     async def input(self) -> Turn:
         """Return the turn as it was started: what the model was given, without what it answered.

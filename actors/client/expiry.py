@@ -16,8 +16,9 @@ from turnwise.errors import (
     TurnwiseError,
 )
 from turnwise.memory.archive.expiry import PAGE, Swept, archived, damaged, not_deleted, sweep_session
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.stores.agents import agents_below
 from turnwise.memory.stores.base import SessionStore
 
 
@@ -54,10 +55,14 @@ async def _ask(
     memory: bool,
 ) -> Swept:
     """Export the session, then let its process delete it, unless it was used since the query or has an active run."""
-    file = None
+    file, agents = None, list[SessionKey]()
     try:
         file = await steps.run(client.portal, archived, store, session, archive, history)
         host = AsyncSessionHost(client, SessionRef.of(session))
+        agents = await steps.run(client.portal, agents_below, store, session.key)
+        for agent in agents if archive else ():
+            record = await steps.run(client.portal, store.get, agent)
+            await steps.run(client.portal, archived, store, record, archive, history)
         await host.delete(memory=memory, verify=False, updated_at=session.updated_at)
     except SessionNotFoundError:
         pass  # already deleted: by an earlier delivery of this call whose answer was lost, or by another caller
@@ -66,7 +71,8 @@ async def _ask(
         if file and isinstance(error, _REFUSALS) and await _is_there(client, store, session):
             await steps.in_thread(file.remove)
         return not_deleted(session.key, error)
-    return Swept(deleted=(session.key,), archived=(session.key,) if file else ())
+    deleted = (*agents, session.key)
+    return Swept(deleted=deleted, archived=deleted if file else ())
 
 
 _REFUSALS = (SessionBusyError, SessionChangedError, LongTermMemoryError)

@@ -9,11 +9,12 @@ from turnwise.actors.client.store_reads import AsyncStoreReads
 from turnwise.actors.client.webhooks import AsyncWebhook
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.memory.attached import Eraser
-from turnwise.errors import CorruptRecordError, KeyMissingError, SessionNotFoundError
+from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.base import Scope, is_read_only
 from turnwise.memory.longterm.retention.deletion import Erasure
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
+from turnwise.memory.stores.base import NO_CALLER
 from turnwise.memory.working.memory import forget_apart
 
 _PAGE = 100
@@ -23,17 +24,21 @@ async def forget(client: SessionsClient, store: AsyncStoreReads, user_id: str, *
     """Delete a user's sessions and webhooks, then what the client's memories keep; see `SessionManager.forget`."""
     report = Forgotten()
     attempted: set[SessionKey] = set()
+    called_by: str | None = NO_CALLER  # callers go first, so that none gets the result of an agent that is deleted
     while True:
-        page = await store.ask("query", user_id=user_id, limit=_PAGE)
+        page = await store.ask("query", user_id=user_id, called_by=called_by, limit=_PAGE)
         keys = [*(session.key for session in page), *page.unreadable]
-        if not keys:
+        if not keys and called_by is None:
             break
-        if attempted.issuperset(keys):  # deleting them had no effect: their stored ids are corrupt
+        if not keys:
+            called_by = None
+        elif attempted.issuperset(keys):  # deleting them had no effect: their stored ids are corrupt
             names = [key.session_id for key in keys]
             raise CorruptRecordError(f"sessions {names}", "they cannot be deleted by their ids")
         attempted.update(keys)
         for key in keys:
-            report += await _delete(client, store, SessionRef(key))
+            # Without memories, which `forget` erases and verifies below.
+            report += await AsyncSessionHost(client, SessionRef(key)).remove(memory=False, verify=False)
     webhooks = [webhook for webhook in await store.ask("webhooks") if webhook.user_id == user_id]
     for webhook in webhooks:
         await AsyncWebhook(client, store, webhook).delete()
@@ -52,25 +57,3 @@ async def forget(client: SessionsClient, store: AsyncStoreReads, user_id: str, *
     if working := client.working_memory:
         notes = await steps.run(client.portal, forget_apart, working, scope)
     return report + Forgotten(items=items, erased=erased, notes=notes, webhooks=len(webhooks), was_checked=verify)
-
-
-async def _delete(client: SessionsClient, store: AsyncStoreReads, ref: SessionRef) -> Forgotten:
-    """Delete a session: by its process if it is live, else from the store, in which a later process finds none."""
-    host = AsyncSessionHost(client, ref)
-    try:
-        if client.is_live(ref):
-            try:
-                await host.end()  # an active run would make `delete` refuse
-                return await host.delete(
-                    memory=False, verify=False
-                )  # `forget` erases the user's memories, and verifies
-            except (KeyMissingError, CorruptRecordError):
-                pass  # its process cannot read it; deleting it from the store needs no reading
-        if history := client.history_store:
-            await steps.run(client.portal, history.delete, ref.key)
-        turns: int = await store.ask("delete", ref.key)
-    except SessionNotFoundError:
-        return Forgotten()
-    finally:
-        client.drop(ref)
-    return Forgotten(sessions=1, turns=turns)

@@ -90,7 +90,7 @@ from turnwise.memory.deliveries.webhooks import (
 )
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
-from turnwise.memory.stores.base import Page, SessionOrder
+from turnwise.memory.stores.base import NO_CALLER, Page, SessionOrder
 from turnwise.memory.stores.encrypted.records import check_session, is_sealed
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.reading import page_of_deliveries
@@ -467,6 +467,7 @@ class AsyncSessionManager:
         title=Text | None,
         since=Time | None,
         until=Time | None,
+        agents=bool,
     )
     async def list(
         self,
@@ -481,6 +482,7 @@ class AsyncSessionManager:
         metadata: Mapping[str, Any] | None = None,
         since: float | None = None,
         until: float | None = None,
+        agents: bool = False,
     ) -> Page[SessionRecord]:
         """Return a page of the sessions that match all given filters, newest first: of all users if no user is given.
 
@@ -494,8 +496,10 @@ class AsyncSessionManager:
             metadata: names with values that the session's metadata has too.
             since: only sessions with that time at or after this one, in seconds since the epoch.
             until: only sessions with that time before this one.
+            agents: whether sessions of agents are among them: those that a tool of another session has called.
         """
         query: dict[str, Any] = {"user_id": user_id, "agent": agent, "status": status}
+        query["called_by"] = None if agents else NO_CALLER
         query |= {"order_by": order_by, "cursor": cursor, "limit": limit}
         names = None if metadata is None else self._plain_metadata(metadata)
         filters = SessionFilter(title=title, metadata=names, since=since, until=until)
@@ -504,13 +508,19 @@ class AsyncSessionManager:
             return self._store.checked(await self._store.ask("query", **query))
         return self._store.checked(await self._store.run(lambda store: find_sessions(store, filters, **query)))
 
-    @checked(user_id=UserId | None, agent=AgentName | None, status=SessionStatus | None)
+    @checked(user_id=UserId | None, agent=AgentName | None, status=SessionStatus | None, agents=bool)
     async def count(
-        self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
+        self,
+        *,
+        user_id: str | None = None,
+        agent: str | None = None,
+        status: SessionStatus | None = None,
+        agents: bool = False,
     ) -> int:
-        """Return how many sessions match all given filters: of all users if no user is given."""
+        """Return how many sessions match all given filters: of all users if no user is given; `agents`: see `list`."""
+        query = {"user_id": user_id, "agent": agent, "status": status, "called_by": None if agents else NO_CALLER}
         await self._start.done()
-        count: int = await self._store.ask("count", user_id=user_id, agent=agent, status=status)
+        count: int = await self._store.ask("count", **query)
         return count
 
     async def check_store(self) -> None:

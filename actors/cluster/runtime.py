@@ -47,12 +47,10 @@ class RayRuntime:
     def connect(self, stores: Sequence[object], notes: object) -> None:
         """See `Runtime.connect`."""
         from turnwise.actors.cluster.node_choice import check_files
-        from turnwise.actors.cluster.spare_worker import prepare_worker
 
         if will_start():  # otherwise, the files may be on another node
             check_folders(*stores)
         connect()
-        prepare_worker()
         check_files(stores, notes)
 
     def starting(self) -> AbstractContextManager[None]:

@@ -24,6 +24,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.background import log_failure, retry
 from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.deliveries.agent_calls import refused_begin
 from turnwise.memory.deliveries.records import MAX_WHY_CHARS, Delivery, DeliveryChange
 from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.stores.base import DeliveryLease, SessionStore
@@ -100,7 +101,8 @@ class Dispatcher:
     An attempt that fails is repeated after a pause that grows, and which the store keeps, so the next dispatcher
     continues it. Failures for `give_up_s` end the occurrence, and so does an error that a repetition cannot mend:
     `InvalidInputError`, but not that of a setting, and an addressee that is gone or has ended. A delivery that recurs
-    goes on with the next one. One that does not stays in the store, is never due again and says why.
+    goes on with the next one. One that does not stays in the store, is never due again and says why; but that which was
+    to begin an agent becomes an error result for its caller.
 
     While it awaits the following, other work may run, and its process may crash:
 
@@ -378,12 +380,22 @@ class Dispatcher:
             await retry(partial(self._note_failure, delivery, failure), f"{activity}: noting why it failed")
 
     async def _note_failure(self, delivery: Delivery, error: Exception) -> None:
-        """Store that an attempt failed, unless the delivery was carried out, changed or cancelled meanwhile."""
-        after = self._after_failure(delivery, error)
+        """Store that an attempt failed, unless the delivery was carried out, changed or cancelled meanwhile.
+
+        An agent that can never begin is an error result for its caller, which is stored first. A crash in between
+        leaves both: the agent is then given up again, and its call has its result already.
+        """
+        after: Delivery | None = self._after_failure(delivery, error)
+        due_at = after.due_at if after else None
+        why = None if isinstance(error, SessionNotFoundError) else str(error)
+        if due_at is None and (result := refused_begin(delivery, why, self._now())):
+            with suppress(SessionNotFoundError):  # the caller was deleted too
+                await self._store.add_delivery(result)
+            after, due_at = None, result.due_at
         with suppress(DeliveryChangedError):
             await self._store.change_delivery(DeliveryChange(delivery, after))
-        if after.due_at is not None:
-            self.tell(after.due_at)
+        if due_at is not None:
+            self.tell(due_at)
 
     def _after_failure(self, delivery: Delivery, error: Exception) -> Delivery:
         now, settings = self._now(), self._settings

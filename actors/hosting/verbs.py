@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from turnwise.memory.conversation.memory_use import MemoryUse
     from turnwise.memory.conversation.prompts import Prompt
     from turnwise.memory.conversation.runs import IfBusy, RunRecord
-    from turnwise.memory.conversation.sessions import SessionRecord
+    from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
     from turnwise.memory.conversation.turns import Turn
     from turnwise.memory.conversation.views.chat_messages import ChatMessage
     from turnwise.memory.deliveries.records import Delivery, Missed
@@ -102,7 +102,7 @@ async def runs(reader: Reader, after: int, limit: int) -> tuple[list[RunRecord],
 
 @reads()
 async def pending(reader: Reader, run_id: str) -> list[PendingCall]:
-    """Return the run's tool calls that wait for a decision, in the order in which the model made them."""
+    """Return the calls that wait for a decision, the run's and its agents', in the order of the run's calls."""
     return await reader.reads.pending(run_id)
 
 
@@ -237,6 +237,12 @@ async def cancel(service: SessionService, reason: str, run_id: str) -> bool | No
 async def decide(service: SessionService, run_id: str, call_id: str, decision: ApprovalDecision) -> None:
     """Decide about a tool call that waits; its run goes on when no call is left to decide."""
     await service.core.approvals.decide(run_id, call_id, decision)
+
+
+@changes()
+async def hear(service: SessionService, run_id: str, agent: str) -> None:
+    """Store what an agent asks that an open run has called, as it stands now."""
+    await service.core.inbox.hear(run_id, agent)
 
 
 @changes()
@@ -393,6 +399,12 @@ async def clear(
 async def forget_turn(service: SessionService, index: int, verify: bool) -> Forgotten:
     """Remove a turn from later requests and from the caller's memories."""
     return await service.core.forgetting.forget_turn(index, verify=verify)
+
+
+@reads()
+async def agents(reader: Reader) -> list[SessionKey]:
+    """Return the sessions of agents that the session has called, and of those below, leaves first."""
+    return await reader.reads.agents()
 
 
 @changes()

@@ -107,6 +107,7 @@ class SessionCore:
         self.next_window = NextWindow(state, transactor, engines, plans, self.compaction)
         fitting = RequestFitting(state, transactor, plans, self.compaction, self.retrieval)
         joining = PromptJoining(state, engines, spending)
+        agents = AgentCalls(state, spending)
         driver = RunDriver(
             state,
             transactor,
@@ -119,7 +120,7 @@ class SessionCore:
             retrieval=self.retrieval,
             ingestion=self.ingestion,
             progress=progress,
-            agents=AgentCalls(state),
+            agents=agents,
         )
         self._recovery = Recovery(state, transactor, engines, driver, self.ingestion)
         self.admission = RunAdmission(
@@ -134,7 +135,9 @@ class SessionCore:
         self.scheduling = Scheduling(state, transactor, self.admission, alarm)
         self.reminders = SessionReminders(state, self.scheduling)
         driver.schedules = weakref.proxy(self.reminders)
-        self.approvals = Approvals(state, transactor, engines, driver=driver, joining=joining, reads=self.reads)
+        self.approvals = Approvals(
+            state, transactor, engines, driver=driver, joining=joining, reads=self.reads, agents=agents
+        )
         self.inbox = Inbox(state, self.admission, self.approvals, alarm)
         self.forgetting = Forgetting(
             state,
@@ -144,6 +147,7 @@ class SessionCore:
             retrieval=self.retrieval,
             ingestion=self.ingestion,
             progress=progress,
+            alarm=alarm,
         )
         self.removals = Removals(state, transactor)
         self.additions = Additions(state, transactor, self.reads)

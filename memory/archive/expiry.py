@@ -25,6 +25,7 @@ from turnwise.errors import (
 from turnwise.memory.archive.file import ArchiveFile, part_of
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.stores.agents import agents_below
 from turnwise.memory.stores.base import Page, SessionStore
 from turnwise.memory.stores.reading import pages_by_cursor
 
@@ -107,9 +108,10 @@ async def sweep_session(
 ) -> Swept:
     """Delete a session under a new epoch, so that it stays if another process opens it meanwhile.
 
-    Its history goes first, so that a sweep that fails can be repeated: a deleted session expires no more.
+    Its agents' sessions go first, leaves first, and its history before itself, so that a sweep that fails can be
+    repeated: a deleted session expires no more.
     """
-    key, file, is_whole = session.key, None, True
+    key, file, is_whole, swept = session.key, None, True, Swept()
     try:
         activation = await store.activate(key)
         if activation.open_runs:
@@ -121,6 +123,8 @@ async def sweep_session(
         ):
             raise SessionChangedError(key.session_id)
         file = await archived(store, session, archive, history)
+        for agent in await agents_below(store, key):
+            swept += await _sweep_agent(store, agent, archive, history)
         if history:
             stored = await store.get(key)
             if (stored.log, stored.epoch) != (activation.session.log, activation.session.epoch):
@@ -131,7 +135,19 @@ async def sweep_session(
     except TurnwiseError as error:
         if isinstance(error, SessionFencedError) and file and is_whole:  # else only the file has its events
             await asyncio.to_thread(file.remove)
-        return not_deleted(key, error)
+        return swept + not_deleted(key, error)
+    return swept + Swept(deleted=(key,), archived=(key,) if file else ())
+
+
+async def _sweep_agent(
+    store: SessionStore, key: SessionKey, archive: Path | None, history: HistoryStore | None
+) -> Swept:
+    """Delete the session of an agent, also from a process that has it: no run of its caller is open."""
+    session = (await store.activate(key)).session
+    file = await archived(store, session, archive, history)
+    if history:
+        await history.delete(key)
+    await store.delete(key, epoch=session.epoch, log=session.log)
     return Swept(deleted=(key,), archived=(key,) if file else ())
 
 

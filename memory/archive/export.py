@@ -32,6 +32,7 @@ from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.encrypted.records import check_events, check_session, is_sealed
 from turnwise.memory.stores.reading import SEQ, deliveries_of, merged_events, pages
+from turnwise.memory.values.frozen_json import FrozenDict
 from turnwise.memory.values.ids import check_id
 
 
@@ -115,7 +116,7 @@ async def import_session(
     Args:
         lines: the lines of the archive, with or without newlines.
         session_id, user_id: the session's new id and user; if left out, it keeps those in the archive. With another id
-            or user, its runs and deliveries get new ids.
+            or user, its runs and deliveries get new ids, and a session of an agent becomes one that nobody has called.
         now: the new time of its last use, from which its `ttl_s` counts, in seconds since the epoch; if left out, it
             keeps the time in the archive.
 
@@ -137,6 +138,8 @@ async def import_session(
     check_session_line(first, session)
     if is_sealed(session.metadata):
         first.refuse("its metadata says that it is encrypted")
+    if key != (archived_id, owner):  # a copy of an agent's session is nobody's agent
+        session = replace(session, called_by=None, depth=0, budget=FrozenDict())
     new = SessionImport(
         store, session if now is None else replace(session, updated_at=now), SessionKey(str(archived_id), str(owner))
     )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
 
 from turnwise.errors import InvalidIdError, InvalidInputError, TurnwiseError
 from turnwise.memory.archive.format import Line
 from turnwise.memory.conversation.blocks import Block, Recalled, Summary, decode, encode
 from turnwise.memory.conversation.calls.run_tools import are_tools
-from turnwise.memory.conversation.calls.tool_calls import decode_calls
+from turnwise.memory.conversation.calls.tool_calls import Verdict, decode_calls
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.model_params import check_params
 from turnwise.memory.conversation.output_type import OutputType
@@ -48,6 +48,9 @@ def check_session_line(line: Line, session: SessionRecord) -> None:
     if session.title is not None and not 0 < len(session.title) <= MAX_TITLE_CHARS:
         line.refuse(f"its title is empty or has more than {MAX_TITLE_CHARS} characters")
     _check_usage(line, session.usage)
+    _check_usage(line, session.agents_usage)
+    if not all(_is_number(limit) and limit >= 0 for limit in session.budget.values()):
+        line.refuse("its budget has a limit that is no number from 0")
 
 
 def checked_block(line: Line) -> Block:
@@ -143,8 +146,23 @@ def check_run(line: Line, run: RunRecord, turn: tuple[str, str | None] | None, l
         for state in decode_calls(run.calls).values():
             if not isinstance(state.name, str) or not isinstance(state.digest, str | None):
                 line.refuse("the state of a call has a wrong value")
+            if state.agent and not _is_agent(state.agent):
+                line.refuse("the state of a call of an agent has a wrong value")
     except TypeError as error:
         line.refuse(f"the state of a call is wrong: {error}")
+
+
+def _is_agent(agent: Mapping[str, Any]) -> bool:
+    """Return whether a call of an agent has what is read of it when its run has ended."""
+    usage, asks = agent.get("usage", {}), agent.get("asks") or {}
+    has_usage = isinstance(usage, Mapping) and usage.keys() <= Usage.__dataclass_fields__.keys()
+    has_asks = isinstance(asks, Mapping) and {*asks.values()} <= {None, *get_args(Verdict)}
+    return (
+        isinstance(agent.get("session"), str)
+        and isinstance(agent.get("batch"), int)
+        and (has_usage and all(_is_number(number) and number >= 0 for number in usage.values()))
+        and has_asks
+    )
 
 
 def check_event(line: Line, event: Event) -> None:

@@ -6,6 +6,7 @@ Annotations are not postponed (PEP 563) in this module, since pydantic would eva
 from dataclasses import dataclass, field
 from typing import Literal
 
+from turnwise.memory.conversation.calls.tool_calls import Verdict, decode_calls, questions_of, usage_of_agents
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.conversation.usage import Usage
@@ -90,7 +91,7 @@ class RunRecord(Record):
     timeout_s: float | None = None
     idempotency: Idempotency | None = None
     usage: Usage | None = None
-    """Usage up to the run's last commit."""
+    """Usage up to the run's last commit. `agents_usage` has that of its agents."""
     stop_reason: str | None = None
     """Why the model stopped, in the provider's words."""
     calls: FrozenDict = field(default_factory=FrozenDict)
@@ -142,10 +143,23 @@ class RunRecord(Record):
 
     @property
     def awaits_agents(self) -> bool:
-        """Whether it is suspended and waits for agents only, so that nobody has to decide about it."""
-        calls = self.calls.values() if self.state == "awaiting_approval" else ()
-        waiting = {call["wants"] for call in calls if call.get("wants") and not call.get("verdict")}
-        return waiting == {"agent"}
+        """Whether it is suspended and waits for agents only, none of which asks, so that nobody has to decide."""
+        if self.state != "awaiting_approval":
+            return False
+        waiting = [call for call in self.calls.values() if call.get("wants") and not call.get("verdict")]
+        return bool(waiting) and all(
+            call["wants"] == "agent" and None not in (call["agent"].get("asks") or {}).values() for call in waiting
+        )
+
+    @property
+    def questions(self) -> dict[str, Verdict | None]:
+        """The verdicts of the calls about which somebody decides, those of its agents included: see `questions_of`."""
+        return questions_of(decode_calls(self.calls))
+
+    @property
+    def agents_usage(self) -> Usage:
+        """What the agents that it has called have spent, those that have ended: see `usage_of_agents`."""
+        return usage_of_agents(decode_calls(self.calls).values())
 
     @property
     def leads_to(self) -> str | None:

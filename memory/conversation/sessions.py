@@ -50,6 +50,8 @@ class SessionRecord(Record):
     """The session whose tool has called it as an agent."""
     depth: int = 0
     """How many calls of agents are above it."""
+    budget: FrozenDict = field(default_factory=FrozenDict)
+    """What it may spend of its caller's budget, by the names of the limits of `Budget`; empty without a limit."""
     log: str = ""
     """The block log it appends to; the store names it at creation."""
     log_size: int = 0
@@ -65,6 +67,8 @@ class SessionRecord(Record):
     live events have numbers too; a later activation continues from here, so no number is used twice."""
     usage: Usage = field(default_factory=Usage)
     """The usage of all its runs, discarded ones included."""
+    agents_usage: Usage = field(default_factory=Usage)
+    """What agents have spent that its runs have called; see `RunRecord.agents_usage`."""
     memory: MemoryUse = "on"
     """The default of its runs: see `RunRecord.memory`."""
     saved: int = -1
@@ -95,7 +99,7 @@ class SessionRecord(Record):
     _repr_html_ = record_html
 
 
-FIXED = ("session_id", "user_id", "agent", "created_at", "parent", "called_by", "depth", "log", "epoch")
+FIXED = ("session_id", "user_id", "agent", "created_at", "parent", "called_by", "depth", "budget", "log", "epoch")
 """The fields that commits do not change. Activations change the epoch."""
 
 SESSION_CHANGES = tuple(field.name for field in fields(SessionRecord) if field.name not in FIXED)

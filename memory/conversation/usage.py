@@ -57,6 +57,11 @@ class Usage(Record):
         )
 
 
+def plain(usage: Usage) -> dict[str, int | float]:
+    """Return the numbers of a usage that are not 0, by name, from which `Usage` makes it again."""
+    return {name: value for name, value in vars(usage).items() if value}
+
+
 def unreported(reported: Usage, counted: tuple[int, int], *, is_whole: bool) -> Usage:
     """Return the tokens of a model call that its provider has not reported, by a count of request and answer.
 

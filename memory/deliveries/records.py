@@ -15,9 +15,10 @@ from turnwise.memory.values.frozen_json import FrozenDict
 from turnwise.memory.values.ids import check_names
 from turnwise.memory.values.records import Record, replace
 
-DeliveryKind = Literal["prompt", "message", "call", "result", "cancel"]
+DeliveryKind = Literal["prompt", "message", "call", "result", "cancel", "asks"]
 """`prompt`: begins a run. `message`: goes into the active run; without one, begins a run. `call`: tells a webhook.
-`result`: is the result of a call of an agent. `cancel`: cancels the run of an agent."""
+`result`: is the result of a call of an agent. `cancel`: cancels the run of an agent. `asks`: tells the caller
+of an agent that other calls wait for decisions there."""
 
 Missed = Literal["run_once", "skip", "run_all"]
 """What becomes of occurrences that were due while nobody could carry them out. `run_once`: one is carried out for all

@@ -265,6 +265,10 @@ def call_range(webhook_id: str | None) -> tuple[str, str]:
     return (call_prefix(webhook_id), call_prefix(webhook_id) + CALL_ID) if webhook_id else ("", CALL_ID)
 
 
+NO_CALLER = ""
+"""As `called_by` of a query: sessions that no session has called as an agent."""
+
+
 def check_session_filter(user_id: str | None, session_id: str | None) -> None:
     """Raise InvalidInputError for a session without its user: each user may have a session of an id."""
     if session_id is not None and user_id is None:
@@ -423,16 +427,29 @@ class SessionStore(Protocol):
         user_id: str | None = None,
         agent: str | None = None,
         status: SessionStatus | None = None,
+        called_by: str | None = None,
         order_by: SessionOrder = "created_at",
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[SessionRecord]:
-        """Return sessions that match all given filters, newest first, also those created at the same time."""
+        """Return sessions that match all given filters, newest first, also those created at the same time.
+
+        Args:
+            called_by: those that this session of the user has called as agents; `NO_CALLER`: those that none has.
+
+        Raises:
+            InvalidInputError: `called_by` names a session, and no user was given.
+        """
 
     async def count(
-        self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
+        self,
+        *,
+        user_id: str | None = None,
+        agent: str | None = None,
+        status: SessionStatus | None = None,
+        called_by: str | None = None,
     ) -> int:
-        """Return how many sessions match all given filters."""
+        """Return how many sessions match all given filters; see `query`."""
 
     async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
         """Return the total usage of the sessions that match all given filters, without deleted sessions."""

@@ -34,6 +34,7 @@ from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange, check_delivery
 from turnwise.memory.deliveries.webhooks import WebhookRecord
 from turnwise.memory.stores.base import (
+    NO_CALLER,
     Activation,
     Commit,
     DeliveryLease,
@@ -283,11 +284,12 @@ class InMemoryStore(LocalClock):
         user_id: str | None = None,
         agent: str | None = None,
         status: SessionStatus | None = None,
+        called_by: str | None = None,
         order_by: SessionOrder = "created_at",
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[SessionRecord]:
-        rows = self._matching(user_id, agent, status)
+        rows = self._matching(user_id, agent, status, called_by)
         rows.sort(key=lambda row: (getattr(row.session, order_by), row.order), reverse=True)
         if cursor is not None:
             before = parse_cursor(cursor)
@@ -300,9 +302,14 @@ class InMemoryStore(LocalClock):
         )
 
     async def count(
-        self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
+        self,
+        *,
+        user_id: str | None = None,
+        agent: str | None = None,
+        status: SessionStatus | None = None,
+        called_by: str | None = None,
     ) -> int:
-        return len(self._matching(user_id, agent, status))
+        return len(self._matching(user_id, agent, status, called_by))
 
     async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
         return sum((row.session.usage for row in self._matching(user_id, agent)), Usage())
@@ -455,13 +462,17 @@ class InMemoryStore(LocalClock):
                 row.deliveries[change.after.key] = change.after
             self._deliveries.put(change.delivery_id, change.after)
 
-    def _matching(self, user_id: str | None, agent: str | None, status: str | None = None) -> list[_Row]:
+    def _matching(
+        self, user_id: str | None, agent: str | None, status: str | None = None, called_by: str | None = None
+    ) -> list[_Row]:
         self._check_open()
+        check_session_filter(user_id, called_by or None)
         values = {"user_id": user_id, "agent": agent, "status": status}
         return [
             row
             for row in self._rows.values()
             if all(value is None or getattr(row.session, name) == value for name, value in values.items())
+            and called_by in (None, row.session.called_by or NO_CALLER)
         ]
 
     def _rows_after(self, cursor: str | None) -> list[_Row]:

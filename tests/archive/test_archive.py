@@ -570,3 +570,17 @@ def test_a_kill_during_an_import_leaves_a_session_marked_as_unfinished(lines: li
         await store.close()
 
     play(story())
+
+
+def test_an_agent_that_is_imported_under_its_own_id_is_its_callers_again() -> None:
+    async def story() -> None:
+        store, lines = InMemoryStore(), list[str]()
+        await store.create(SessionRecord(session_id="agent", user_id="ann", called_by="chat", depth=1))
+        await export_session(store, SessionKey("agent", "ann"), lines.append)
+        same = await import_session(InMemoryStore(), lines)
+        assert (same.called_by, same.depth) == ("chat", 1)
+        for session_id, user_id in (("copy", None), (None, "bob")):
+            copy = await import_session(InMemoryStore(), lines, session_id=session_id, user_id=user_id)
+            assert (copy.called_by, copy.depth) == (None, 0)
+
+    play(story())

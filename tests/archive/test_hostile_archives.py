@@ -239,6 +239,10 @@ def a_run(**fields: Any) -> dict[str, Any]:
     return {"run_id": "r", "turn_index": 0, "state": "completed", "first_seq": 1, "created_at": 1.0, **fields}
 
 
+def an_agent(**values: Any) -> dict[str, Any]:
+    return {"call": {"name": "researcher", "agent": values}}
+
+
 def a_delivery(**fields: Any) -> dict[str, Any]:
     payload = {"prompts": [encode(HI)]}
     return {"delivery_id": "d", "key": "k", "occurs_at": 1.0, "due_at": 1.0, "payload": payload, **fields}
@@ -445,6 +449,17 @@ ATTACKS: dict[str, tuple[list[str], int, str]] = {
         written([HI], deliveries=[a_delivery(schedule={"every_s": 1e-9})]),
         4,
         "every_s=1e-09",
+    ),
+    "an agent without a session": (written([HI], [], [a_run(calls=an_agent(batch=0))]), 3, "of an agent"),
+    "an agent with an unknown usage": (
+        written([HI], [], [a_run(calls=an_agent(session="s", batch=0, usage={"call": 1}))]),
+        3,
+        "of an agent",
+    ),
+    "an agent with an unknown verdict": (
+        written([HI], [], [a_run(calls=an_agent(session="s", batch=0, asks={"a": "perhaps"}))]),
+        3,
+        "of an agent",
     ),
     "an invalid state of a call": (written([HI], [], [a_run(calls={"a": {"nam": "b"}})]), 3, "the state of a call"),
 }

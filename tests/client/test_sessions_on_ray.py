@@ -28,7 +28,6 @@ from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.shared.sessions_client import SessionsClient
-from turnwise.actors.cluster.spare_worker import prepare_worker
 from turnwise.actors.hosting.placement import Dedicated, InProcess, Packed
 from turnwise.actors.hosting.store_spec import store_id_of
 from turnwise.actors.hosting.wire import SessionRef
@@ -711,12 +710,3 @@ def test_what_waits_to_be_said_is_said_once_after_its_process_was_killed(make_ra
     assert chat.say("One more thing.", key="once").run_id == said.run_id
     assert said.wait().text == "One more thing."
     assert [message.text for message in chat.messages()].count("One more thing.") == 1
-
-
-def test_a_process_that_imports_what_sessions_need_is_prepared_once(
-    make_ray_manager: MakeManager, ray_session: ModuleType
-) -> None:
-    make_ray_manager().open("s").run("hello").wait()
-    task = prepare_worker()
-    assert ray_session.get(task, timeout=60) != os.getpid()
-    assert prepare_worker() is task

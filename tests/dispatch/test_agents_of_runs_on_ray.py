@@ -14,7 +14,7 @@ from turnwise.actors.cluster.actor_names import actor_name, dispatcher_name, fin
 from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
 from turnwise.actors.hosting.store_spec import store_id_of
 from turnwise.actors.session.config import SessionConfig
-from turnwise.engines import FunctionEngine, agent_tool
+from turnwise.engines import FunctionEngine, agent_tool, tool
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.turns import Turn
 from turnwise.testing.scripted_engine import ScriptedEngine
@@ -58,6 +58,35 @@ def test_agents_answer_while_the_caller_has_no_process(make_ray_manager: MakeMan
     assert [block.text for block in turn.output if block.kind == "tool_result"] == ["about a", "about b"]
 
 
+@pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
+def test_agents_ask_at_the_top_and_are_deleted_with_their_caller(
+    make_ray_manager: MakeManager, placement: Placement
+) -> None:
+    pay = tool(lambda: "paid", name="pay", description="Pays.", approval=True)
+    payer = agent_tool("payer", engine="payer", description="Pays.")
+    behind = agent_tool("behind", engine="research", description="Finds things out.", background=True)
+    engines = {
+        "lead": ScriptedEngine(
+            [[("payer", {"task": "boats"}), ("behind", {"task": "sails"})], "done", "so sails it is"],
+            tools=[payer, behind],
+        ),
+        "payer": ScriptedEngine([[("pay", {})], "it is paid"], tools=[pay]),
+        "research": FunctionEngine(find_out),
+    }
+    manager = make_ray_manager(placement=placement, config=SessionConfig(idle_s=0.2), engine=engines)
+    chat = manager.open("chat")
+    run = chat.run("go")
+    assert run.wait(WAIT_S, until="settled").status == "running"
+    (call,) = run.pending()
+    assert call.name == "pay" and "/" in call.call_id
+    run.approve(call.call_id)
+    assert "it is paid" in [block.text for block in run.wait(WAIT_S).output if block.kind == "tool_result"]
+    eventually(lambda: "about sails" in str([block for turn in chat.turns() for block in turn.blocks]))
+    eventually(lambda: not manager.schedules().items and chat.info().active_run_id is None)
+    assert (manager.count(), manager.count(agents=True)) == (1, 3)
+    assert chat.delete().sessions == 3 and manager.count(agents=True) == 0
+
+
 def test_agents_answer_once_whoever_is_killed(
     make_ray_manager: MakeManager, namespace: str, ray_session: ModuleType, tmp_path: Any
 ) -> None:
@@ -66,7 +95,7 @@ def test_agents_answer_once_whoever_is_killed(
     store_id = store_id_of(namespace, f"sqlite:///{tmp_path}/chats.db")
 
     def agents() -> list[str]:
-        return [session.session_id for session in manager.list() if session.called_by]
+        return [session.session_id for session in manager.list(agents=True) if session.called_by]
 
     def kill(name: str) -> None:
         if actor := find_actor(namespace, name):

@@ -68,6 +68,7 @@ VALID: dict[str, Any] = {
     "verify": False,
     "updated_at": None,
     "explain": False,
+    "agent": "agent",
     "summary": Summary(text="of nothing"),
     "message": None,
     "text": "Ann has a boat.",

@@ -91,7 +91,7 @@ from turnwise.memory.deliveries.webhooks import (
 )
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
-from turnwise.memory.stores.base import Page, SessionOrder
+from turnwise.memory.stores.base import NO_CALLER, Page, SessionOrder
 from turnwise.memory.stores.encrypted.records import check_session, is_sealed
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.reading import page_of_deliveries
@@ -471,6 +471,7 @@ class SessionManager:
         title=Text | None,
         since=Time | None,
         until=Time | None,
+        agents=bool,
     )
     def list(
         self,
@@ -485,6 +486,7 @@ class SessionManager:
         metadata: Mapping[str, Any] | None = None,
         since: float | None = None,
         until: float | None = None,
+        agents: bool = False,
     ) -> Page[SessionRecord]:
         """Return a page of the sessions that match all given filters, newest first: of all users if no user is given.
 
@@ -498,8 +500,10 @@ class SessionManager:
             metadata: names with values that the session's metadata has too.
             since: only sessions with that time at or after this one, in seconds since the epoch.
             until: only sessions with that time before this one.
+            agents: whether sessions of agents are among them: those that a tool of another session has called.
         """
         query: dict[str, Any] = {"user_id": user_id, "agent": agent, "status": status}
+        query["called_by"] = None if agents else NO_CALLER
         query |= {"order_by": order_by, "cursor": cursor, "limit": limit}
         names = None if metadata is None else self._plain_metadata(metadata)
         filters = SessionFilter(title=title, metadata=names, since=since, until=until)
@@ -508,13 +512,19 @@ class SessionManager:
             return self._store.checked(self._store.ask("query", **query))
         return self._store.checked(self._store.run(lambda store: find_sessions(store, filters, **query)))
 
-    @checked(user_id=UserId | None, agent=AgentName | None, status=SessionStatus | None)
+    @checked(user_id=UserId | None, agent=AgentName | None, status=SessionStatus | None, agents=bool)
     def count(
-        self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
+        self,
+        *,
+        user_id: str | None = None,
+        agent: str | None = None,
+        status: SessionStatus | None = None,
+        agents: bool = False,
     ) -> int:
-        """Return how many sessions match all given filters: of all users if no user is given."""
+        """Return how many sessions match all given filters: of all users if no user is given; `agents`: see `list`."""
+        query = {"user_id": user_id, "agent": agent, "status": status, "called_by": None if agents else NO_CALLER}
         self._start.done()
-        count: int = self._store.ask("count", user_id=user_id, agent=agent, status=status)
+        count: int = self._store.ask("count", **query)
         return count
 
     def check_store(self) -> None:

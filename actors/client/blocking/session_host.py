@@ -26,7 +26,17 @@ from turnwise.actors.hosting.wire import (
     StartedRun,
     Waited,
 )
-from turnwise.errors import NoActiveRunError, OverloadedError, ReadOnlyStoreError, SessionFencedError
+from turnwise.errors import (
+    CorruptRecordError,
+    KeyMissingError,
+    NoActiveRunError,
+    OverloadedError,
+    ReadOnlyStoreError,
+    SessionChangedError,
+    SessionFencedError,
+    SessionInUseError,
+    SessionNotFoundError,
+)
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.events import AnyEvent, Event
 from turnwise.memory.conversation.prompts import Prompt
@@ -142,11 +152,56 @@ class SessionHost:
         return StartedRun(answer.run_id, answer.turn_index, outcome, answer.dropped)
 
     def delete(self, *, memory: bool, verify: bool, updated_at: float | None = None) -> Forgotten:
-        """Delete the session; if `memory` is set, the client's memories forget it too."""
+        """Delete the session and its agents', leaves first; if `memory` is set, the client's memories forget them too.
+
+        Raises:
+            SessionInUseError: a run is active or queued. Nothing was deleted, unless it began meanwhile.
+            SessionChangedError: the session's last commit was not at `updated_at`; likewise.
+        """
+        if self._client.read_only:
+            raise ReadOnlyStoreError(self._ref.session_id, "delete")
+        report = Forgotten()
+        if agents := self.ask(verbs.agents()):
+            info = self.ask(verbs.info())
+            if run_id := next(iter(filter(None, (info.active_run_id, *info.queued_run_ids))), None):
+                raise SessionInUseError(self._ref.session_id, run_id)
+            if updated_at not in (None, info.session.updated_at):
+                raise SessionChangedError(self._ref.session_id)
+        for key in agents:
+            report += SessionHost(self._client, SessionRef(key)).remove(memory=memory, verify=verify)
+        return report + self._delete(memory=memory, verify=verify, updated_at=updated_at)
+
+    def _delete(self, *, memory: bool, verify: bool, updated_at: float | None = None) -> Forgotten:
         delete = verbs.delete_with_memories if memory else verbs.delete
         report = self.ask(delete(verify=verify, updated_at=updated_at))
         self._client.drop(self._ref)
         return report
+
+    def remove(self, *, memory: bool, verify: bool) -> Forgotten:
+        """End the session and delete it, without its agents'; do nothing if it is gone.
+
+        Its process does so if it is live, or if memories are to forget the session. Otherwise it is deleted from the
+        store, in which a later process finds none.
+        """
+        client, key = self._client, self._ref.key
+        by_process = not client.has_store or client.is_live(self._ref) or (memory and bool(client.memories))
+        try:
+            if by_process:
+                try:
+                    self.end()  # an active run would make `delete` refuse
+                    return self._delete(memory=memory, verify=verify)
+                except (KeyMissingError, CorruptRecordError):
+                    if memory or not client.has_store:
+                        raise
+                    # Its process cannot read it; deleting it from the store needs no reading.
+            if history := client.history_store:
+                steps.run(client.portal, history.delete, key)
+            turns: int = steps.run(client.portal, client.session_store.delete, key)
+        except SessionNotFoundError:
+            return Forgotten()
+        finally:
+            client.drop(self._ref)
+        return Forgotten(sessions=1, turns=turns)
 
     def clear(self, keep_last: int, *, memory: bool, verify: bool, updated_at: float | None = None) -> Forgotten:
         """Remove the session's older turns from its history; if `memory` is set, the client's memories forget them."""

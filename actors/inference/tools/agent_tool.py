@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from turnwise.actors.inference.tools.signature import known_schema
-from turnwise.actors.inference.tools.tool import AgentSettings, Tool
+from turnwise.actors.inference.tools.tool import AgentSettings, OnLostAgent, Tool
 from turnwise.memory.conversation.memory_use import MemoryUse
 
 _PARAMETERS = {
@@ -32,6 +32,9 @@ def agent_tool(
     timeout_s: float | None = None,
     max_depth: int = 3,
     max_calls: int = 16,
+    background: bool = False,
+    on_lost: OnLostAgent = "report",
+    max_restarts: int = 3,
 ) -> Tool:
     """Return a tool by which a model gives a task to an agent: a session of the same user, with its own history.
 
@@ -48,6 +51,13 @@ def agent_tool(
         timeout_s: the agent's run fails after so many seconds.
         max_depth: how deep agents may call agents: with 1, an agent's call of this tool gets an error result.
         max_calls: how many agents one run may call; further calls get an error result.
+        background: the call's result is "started" and the agent's id, at once, and the run goes on. What the agent has
+            answered comes as a message: before the next model call of the active run, else as the prompt of a new run.
+            A run that completes leaves the agent at work; one that ends otherwise cancels it.
+        on_lost: what happens if the agent's run is interrupted, as its process was lost and its session does not resume
+            it. `report`: the result is an error, or the message says so. `restart`: another agent begins with the same
+            task, in a session of its own, as long as the caller's run is open.
+        max_restarts: how often that happens for one call.
 
     Raises:
         ConfigError: the name or a setting cannot be used.
@@ -57,6 +67,13 @@ def agent_tool(
         description=inspect.cleandoc(description),
         parameters=known_schema(name, _PARAMETERS),
         agent=AgentSettings(
-            engine=engine, memory=memory, timeout_s=timeout_s, max_depth=max_depth, max_calls=max_calls
+            engine=engine,
+            memory=memory,
+            timeout_s=timeout_s,
+            max_depth=max_depth,
+            max_calls=max_calls,
+            background=background,
+            on_lost=on_lost,
+            max_restarts=max_restarts,
         ),
     )

@@ -267,9 +267,14 @@ class _Calls:
         elif calls >= settings.max_calls:
             refusal = f"refused: {settings.max_calls} agents were called, which is the limit; go on without another"
         else:
-            self._is_waiting = True
             agent = settings.call(agent_id(self._context.run_id, use.call_id))
-            self._states[use.call_id] = CallState(name=use.name, wants="agent", agent=agent)
+            if settings.background:
+                started = ToolResult(call_id=use.call_id, text=f"started {agent['session']}")
+                self._add_result(use, ToolOutcome(started, 0.0, 0))
+                self._states[use.call_id] = CallState(name=use.name, agent=agent)
+            else:
+                self._is_waiting = True
+                self._states[use.call_id] = CallState(name=use.name, wants="agent", agent=agent)
             return
         self._add_result(use, ToolOutcome(ToolResult(call_id=use.call_id, text=refusal, is_error=True), 0.0, 0))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Annotated, Any, Protocol, cast, overload
+from typing import Annotated, Any, Literal, Protocol, cast, overload
 
 from pydantic import BaseModel, PlainValidator, ValidationError
 
@@ -46,6 +46,10 @@ class ToolDefinition:
     """A JSON schema of an object."""
 
 
+OnLostAgent = Literal["report", "restart"]
+"""What happens if an agent's run is lost: see `agent_tool`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 @checked_settings("agent_tool: ")
 class AgentSettings:
@@ -56,10 +60,15 @@ class AgentSettings:
     timeout_s: PositiveSeconds | None = None
     max_depth: PositiveCount = 3
     max_calls: PositiveCount = 16
+    background: bool = False
+    on_lost: OnLostAgent = "report"
+    max_restarts: PositiveCount = 3
 
     def call(self, session_id: str) -> FrozenDict:
         """Return the call of an agent in this session, as `CallState.agent` stores it."""
-        settings = {"engine": self.engine, "memory": self.memory, "timeout_s": self.timeout_s}
+        settings: dict[str, Any] = {"engine": self.engine, "memory": self.memory, "timeout_s": self.timeout_s}
+        settings |= {"background": True} if self.background else {}
+        settings |= {"restarts": self.max_restarts} if self.on_lost == "restart" else {}
         agent: FrozenDict = freeze({"session": session_id, **settings})
         return agent
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
@@ -45,17 +46,43 @@ class Budget:
     cost: Annotated[float, _LIMIT] | None = None
     """The cost, in the currency of `SessionConfig.prices`."""
 
-    def exceeded(self, spent: Usage, times: int = 1) -> str | None:
-        """Return the first limit that is reached, as a text such as "12 of 10 calls", or None if none is reached.
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits that are set, by name."""
+        limits = {limit.name: getattr(self, limit.name) for limit in fields(self)}
+        return {name: allowed for name, allowed in limits.items() if allowed is not None}
 
-        All limits are multiplied by `times`.
-        """
-        for limit in fields(self):
-            allowed = getattr(self, limit.name)
-            used = spent.input_tokens + spent.output_tokens if limit.name == "tokens" else getattr(spent, limit.name)
-            if allowed is not None and used >= allowed * times:
-                return f"{used:g} of {allowed * times:g} {limit.name.replace('_', ' ')}"
-        return None
+    def exceeded(self, spent: Usage, times: int = 1) -> str | None:
+        """See `exceeded`."""
+        return exceeded(self.limits, spent, times)
+
+
+def spent_of(name: str, spent: Usage) -> float:
+    """Return what was spent of the limit of a budget with this name."""
+    used: float = spent.input_tokens + spent.output_tokens if name == "tokens" else getattr(spent, name)
+    return used
+
+
+def exceeded(limits: Mapping[str, float], spent: Usage, times: int = 1) -> str | None:
+    """Return the first limit that is reached, as a text such as "12 of 10 calls", or None if none is reached.
+
+    All limits are multiplied by `times`.
+    """
+    for name, allowed in limits.items():
+        used = spent_of(name, spent)
+        if used >= allowed * times:
+            return f"{used:g} of {allowed * times:g} {name.replace('_', ' ')}"
+    return None
+
+
+def share(name: str, amount: float, index: int, count: int) -> float:
+    """Return the share of the agent `index` of `count` that work at the same time in an amount of the limit `name`.
+
+    Shares of what is counted are whole, and add up to the amount. Seconds pass for all, so each has all of them.
+    """
+    if name == "seconds":
+        return amount
+    return amount / count if name == "cost" else (amount + count - 1 - index) // count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from turnwise.actors.inference.engine import Suspend
-from turnwise.actors.session.engines.budget import priced
+from turnwise.actors.session.engines.budget import exceeded, priced, share, spent_of
 from turnwise.actors.session.engines.call_counting import CallCounter
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.state.active_run import ActiveRun, count_grants
@@ -52,27 +53,56 @@ class Spending:
             LimitError: the run fails, because `over_budget` is "fail" or a caller refused to let it continue.
             Suspend: the run waits until a caller decides whether it may continue.
         """
-        config = run.run_resources.config
-        if not (config.run_budget or config.session_budget):
+        budgets = self._budgets(run)
+        if not budgets:
             return
-        spent, calls = run.spent, run.calls
+        calls = run.calls
         # Approvals are counted among this run's calls, so one beyond the session's budget holds for this run only.
         times = 1 + count_grants(calls.values())
-        # The session's stored usage has what the run's record has, so only the rest is added.
-        in_session = self._state.journal.session.usage + (spent - (run.record.usage or Usage()))
-        for budget, owner, used in (
-            (config.run_budget, "run", spent),
-            (config.session_budget, "session", in_session),
-        ):
-            excess = budget.exceeded(used, times) if budget else None
+        for limits, used, owner, remedy in budgets:
+            excess = exceeded(limits, used, times)
             if excess is None:
                 continue
             reason = f"the {owner} has spent {excess}"
             rejected = any(state.wants == "budget" and state.verdict == "rejected" for state in calls.values())
-            if config.over_budget == "fail" or rejected:
-                raise LimitError(f"{reason}: raise SessionConfig({owner}_budget=...)", "budget")
+            if run.run_resources.config.over_budget == "fail" or rejected:
+                raise LimitError(f"{reason}: {remedy}", "budget")
             # Each extension has an id of its own.
             raise Suspend({f"budget-{times}": CallState(name="budget", wants="budget", why=reason)})
+
+    def _budgets(self, run: ActiveRun) -> list[tuple[Mapping[str, float], Usage, str, str]]:
+        """Return the limits that hold for a run, what was spent of each, by whom, and what to do if that is all."""
+        config, session = run.run_resources.config, self._state.journal.session
+        if not (config.run_budget or config.session_budget or session.budget):
+            return []
+        spent = run.spent
+        # The session's stored usage has what the run's record has, so only the rest is added.
+        in_session = session.usage + session.agents_usage + (spent - (run.record.usage or Usage()))
+        budgets: list[tuple[Mapping[str, float], Usage, str, str]] = []
+        if config.run_budget:
+            remedy = "raise SessionConfig(run_budget=...)"
+            budgets.append((config.run_budget.limits, spent + run.record.agents_usage, "run", remedy))
+        if config.session_budget:
+            remedy = "raise SessionConfig(session_budget=...)"
+            budgets.append((config.session_budget.limits, in_session, "session", remedy))
+        if session.budget:
+            budgets.append((session.budget, in_session, "agent", "its caller had no more left"))
+        return budgets
+
+    def shares(self, run: ActiveRun, count: int) -> list[dict[str, float]]:
+        """Return what each of `count` agents may spend that the run is about to call, by the names of limits.
+
+        Together they may spend what the run has left, without what agents at work may spend; see `share`. The count may
+        include the run itself, if it goes on.
+        """
+        left: dict[str, float] = {}
+        times = 1 + count_grants(run.calls.values())
+        at_work = [state.agent.get("budget") or {} for state in run.calls.values() if "usage" not in state.agent]
+        for limits, used, _, _ in self._budgets(run):
+            for name, allowed in limits.items():
+                held = 0 if name == "seconds" else sum(budget.get(name, 0) for budget in at_work)
+                left[name] = max(0, min(left.get(name, math.inf), allowed * times - spent_of(name, used) - held))
+        return [{name: share(name, amount, index, count) for name, amount in left.items()} for index in range(count)]
 
     def check_session(self, unstored: Usage) -> None:
         """Raise if the session's budget forbids another model call.
@@ -83,6 +113,6 @@ class Spending:
         Raises:
             LimitError: the session's budget is used up.
         """
-        budget = self._engines.config.session_budget
-        if budget and (excess := budget.exceeded(self._state.journal.session.usage + unstored)):
+        budget, session = self._engines.config.session_budget, self._state.journal.session
+        if budget and (excess := budget.exceeded(session.usage + session.agents_usage + unstored)):
             raise LimitError(f"the session has spent {excess}: raise SessionConfig(session_budget=...)", "budget")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
 from turnwise.actors.session.memory.unsaved_turns import SavingProgress
+from turnwise.actors.session.state.alarm import Alarm
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
 from turnwise.actors.session.window.leaving_out import carrying, without
@@ -38,6 +40,7 @@ from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.longterm.base import Scope, is_read_only
 from turnwise.memory.longterm.retention.deletion import Erasure, erase
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
+from turnwise.memory.stores.agents import hand_back_results
 from turnwise.memory.stores.reading import INDEX, SEQ, pages
 
 TURNS_PAGE = 1000
@@ -60,7 +63,8 @@ class Forgetting:
     | memories, searched again for such a run | everything | the turn forgotten everywhere |
 
     The history keeps the turn unchanged until the session is deleted. A delete is one change that clears memories
-    first, so that it can be repeated if it fails; a crash in it leaves the session, with less in memories.
+    first, so that it can be repeated if it fails; a crash in it leaves the session, with less in memories. An agent's
+    result that its caller has not got yet goes to the caller before.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Forgetting:
         retrieval: MemoryRetrieval,
         ingestion: MemoryIngestion,
         progress: SavingProgress,
+        alarm: Alarm,
     ) -> None:
         self._state = state
         self._journal = state.journal
@@ -82,6 +87,7 @@ class Forgetting:
         self._retrieval = retrieval
         self._ingestion = ingestion
         self._progress = progress
+        self._alarm = alarm
 
     async def forget_turn(self, index: int, *, verify: bool = False) -> Forgotten:
         """Forget what a turn added; return what was removed. May be repeated; repeat it if a memory fails.
@@ -293,6 +299,8 @@ class Forgetting:
             try:
                 if memory:
                     done += await self._forget_in_memories(verify=verify)
+                if self._journal.session.called_by is not None:
+                    await self._hand_back_results()
                 turns = await self._journal.delete()
             except BaseException:
                 self._ingestion.load()
@@ -327,9 +335,18 @@ class Forgetting:
             self._journal.read_row(session)
             if memory:
                 done += await self._forget_in_memories(verify=verify)
+            if session.called_by is not None:
+                with suppress(CorruptRecordError):
+                    await self._hand_back_results()
             turns = await self._journal.delete()
         self._mark_deleted()
         return done + Forgotten(sessions=1, turns=turns)
+
+    async def _hand_back_results(self) -> None:
+        """Have the caller of an agent get its result although the session is deleted; see `hand_back_results`."""
+        await self._alarm.expect()
+        if (due_at := await hand_back_results(self._journal.store, self._state.key)) is not None:
+            self._alarm.tell(due_at)
 
     def _mark_deleted(self) -> None:
         error = SessionNotFoundError(self._state.session_id)

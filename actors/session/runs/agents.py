@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
+from turnwise.actors.session.engines.budget import spent_of
+from turnwise.actors.session.engines.spending import Spending
+from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.state import SessionState
 from turnwise.errors import SessionExistsError
 from turnwise.memory.conversation.blocks import Block, ToolUse
 from turnwise.memory.conversation.calls.tool_calls import CallState
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.deliveries.agent_calls import begin_agent
+from turnwise.memory.conversation.usage import Usage, plain
+from turnwise.memory.deliveries.agent_calls import agent_id, begin_agent
 from turnwise.memory.deliveries.records import DeliveryChange
+from turnwise.memory.values.frozen_json import freeze
+
+LEAST_S = 0.001
+"""The shortest time limit of an agent, in seconds."""
 
 
 class AgentCalls:
@@ -22,18 +31,44 @@ class AgentCalls:
     the repeated call uses, since its id is made of the run's and the call's.
     """
 
-    def __init__(self, state: SessionState) -> None:
-        self._state = state
+    def __init__(self, state: SessionState, spending: Spending) -> None:
         self._journal = state.journal
+        self._spending = spending
 
-    def new(self, before: Mapping[str, CallState], calls: Mapping[str, CallState | None]) -> dict[str, CallState]:
-        """Return the calls of agents among `calls` that `before` does not have."""
-        return {call_id: state for call_id, state in calls.items() if state and state.agent and call_id not in before}
+    def new(self, run: ActiveRun, calls: Mapping[str, CallState | None]) -> dict[str, CallState]:
+        """Return the calls of agents among `calls` that the run does not have yet, each with what the agent may spend.
+
+        The time that the run has left bounds each of them; see `Spending.shares` for the rest.
+        """
+        before = run.calls
+        called = {call_id: state for call_id, state in calls.items() if state and state.agent and call_id not in before}
+        if not called:
+            return {}
+        is_one_more = any(state.agent.get("background") for state in called.values())  # the caller, which goes on
+        shares = self._spending.shares(run, len(called) + is_one_more)[: len(called)]
+        batch = sum(bool(state.agent) for state in before.values())
+        left_s = run.left_s
+        for (call_id, state), budget in zip(called.items(), shares, strict=True):
+            times = [time_s for time_s in (state.agent.get("timeout_s"), left_s) if time_s is not None]
+            bounds = {"batch": batch, "budget": budget, "timeout_s": max(LEAST_S, min(times)) if times else None}
+            called[call_id] = replace(state, agent=freeze({**state.agent, **bounds}))
+        return called
+
+    def again(self, call_id: str, state: CallState, lost: RunRecord) -> CallState:
+        """Return the state of a call whose agent was lost, for another agent, with the time that that one has left."""
+        agent = {name: value for name, value in state.agent.items() if name not in ("asks", "heard")}
+        spent = (lost.usage or Usage()) + lost.agents_usage
+        before = spent + Usage(**agent.get("lost", {}))
+        timeout_s = agent["timeout_s"] and max(LEAST_S, agent["timeout_s"] - spent.seconds)
+        agent |= {"session": agent_id(lost.run_id, call_id), "restarts": agent["restarts"] - 1, "lost": plain(before)}
+        return replace(state, agent=freeze({**agent, "timeout_s": timeout_s}))
 
     async def create_sessions(self, calls: Mapping[str, CallState]) -> None:
         """Create the agents' sessions, those excepted that exist. May be repeated."""
         session, now = self._journal.session, self._journal.clock()
         for state in calls.values():
+            lost = Usage(**state.agent.get("lost", {}))
+            budget = {name: max(0, limit - spent_of(name, lost)) for name, limit in state.agent["budget"].items()}
             agent = SessionRecord(
                 session_id=state.agent["session"],
                 user_id=session.user_id,
@@ -42,6 +77,7 @@ class AgentCalls:
                 memory=state.agent.get("memory", "on"),
                 called_by=session.session_id,
                 depth=session.depth + 1,
+                budget=freeze(budget),
                 created_at=now,
                 updated_at=now,
             )

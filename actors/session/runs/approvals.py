@@ -10,20 +10,32 @@ from typing import Any
 from turnwise.actors.inference.attempt import reason
 from turnwise.actors.inference.engine import CallChecker, EngineBuilder, NewEvent, Selective
 from turnwise.actors.session.engines.session_engines import SessionEngines
+from turnwise.actors.session.runs.agents import AgentCalls
 from turnwise.actors.session.runs.prompt_joining import Joining, PromptJoining
 from turnwise.actors.session.runs.run_driver import RunDriver
 from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.reads import SessionReads
 from turnwise.actors.session.state.recorded_output import RecordedOutput
-from turnwise.actors.session.state.run_events import about
+from turnwise.actors.session.state.run_events import about, question_events
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
 from turnwise.errors import CallDecidedError, CallNotFoundError, EngineError, InvalidInputError, shown
 from turnwise.memory.conversation.blocks import Block, Content, Text, ToolResult, ToolUse, described
-from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, CallState, decode_calls, encode_calls
+from turnwise.memory.conversation.calls.tool_calls import (
+    ApprovalDecision,
+    CallState,
+    PendingCall,
+    Verdict,
+    decode_calls,
+    encode_calls,
+    with_agent,
+    with_usage,
+)
 from turnwise.memory.conversation.events import CallDecided, RunResumed
-from turnwise.memory.conversation.runs import RunState
+from turnwise.memory.conversation.runs import RunRecord, RunState
+from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.transcript import Ledger
+from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.values.frozen_json import freeze
 from turnwise.memory.values.growing_text import whole
 from turnwise.memory.values.limits import count_values
@@ -44,8 +56,10 @@ class Approvals:
         driver: RunDriver,
         joining: PromptJoining,
         reads: SessionReads,
+        agents: AgentCalls,
     ) -> None:
         self._reads = reads
+        self._agents = agents
         self._driver = driver
         self._joining = joining
         self._state = state
@@ -53,12 +67,24 @@ class Approvals:
         self._transactor = transactor
         self._engines = engines
 
-    async def decide(self, run_id: str, call_id: str, decision: ApprovalDecision) -> None:
+    async def decide(
+        self,
+        run_id: str,
+        call_id: str,
+        decision: ApprovalDecision,
+        *,
+        spent: Usage | None = None,
+        asked: Mapping[str, Verdict | None] | None = None,
+    ) -> None:
         """Decide a waiting tool call; durable on return. The run continues when all of its calls are decided.
 
         Idempotent: repeating a decision changes nothing, whatever the run's state. A rejection or a provided result is
         part of the run's output at once, so it is kept even if the run is cancelled afterwards. Of a merged run, the
         calls are those of the run that has its prompts.
+
+        Args:
+            spent: what the agent has spent that was called, if it has ended.
+            asked: what has waited for decisions in the run of this agent; see `questions_of`.
 
         Raises:
             RunNotFoundError: the session has no such run.
@@ -89,7 +115,88 @@ class Approvals:
             _check_decision(state, decision)
             _check_blocks(run.run_resources.builder, decision.blocks)
             decided = replace(state, verdict=decision.verdict, digest=decision.digest)
+            if spent is not None:
+                decided = with_usage(decided, spent)
+            if asked:
+                decided = with_agent(decided, asks=asked)
             await self._decide(run, call_id, decision, {**calls, call_id: decided})
+
+        await self._transactor.run(change)
+
+    async def note_questions(
+        self,
+        run_id: str,
+        call_id: str,
+        asked: Mapping[str, Verdict | None],
+        revision: int,
+        pending: Sequence[PendingCall],
+    ) -> None:
+        """Store what an agent asks that a run has called, if it was not heard at a later time. May be repeated.
+
+        Those who wait until the run is settled are woken if it waits for a decision now.
+
+        Args:
+            asked: what waits, or has waited, for decisions in the agent's run; see `questions_of`.
+            revision: that of the agent's session; a later state has a higher one.
+            pending: the calls that wait, by their paths in this run.
+        """
+
+        async def change() -> None:
+            run = self._state.open_run(run_id)
+            state = run.calls.get(call_id) if run else None
+            if run is None or state is None or state.verdict or "usage" in state.agent:
+                return
+            agent = state.agent
+            if revision <= agent.get("heard", -1) or (agent.get("asks") or {}) == asked:
+                return
+            calls = {**run.calls, call_id: with_agent(state, asks=asked, heard=revision)}
+            record = replace(run.record, calls=encode_calls(calls), usage=run.bill())
+            events = question_events(run.record, record, pending)
+            await self._transactor.commit(run.charged(self._journal.session, record), events, runs=[record])
+            run.billed(record)
+
+        await self._transactor.run(change)
+
+    async def begin_again(self, run_id: str, call_id: str, lost: RunRecord) -> bool:
+        """Have another agent begin for a call, as the run of its agent was lost; durable on return. May be repeated.
+
+        Returns False if the run that has called it is not open, so that nothing was done.
+        """
+
+        async def change() -> bool:
+            run = self._state.open_run(run_id)
+            state = run.calls.get(call_id) if run else None
+            if run is None or state is None:
+                return False
+            if state.agent["session"] != lost.session_id:
+                return True
+            agents = {call_id: self._agents.again(call_id, state, lost)}
+            await self._agents.create_sessions(agents)
+            record = replace(run.record, calls=encode_calls({**run.calls, **agents}), usage=run.bill())
+            await self._transactor.commit(
+                run.charged(self._journal.session, record),
+                question_events(run.record, record),
+                runs=[record],
+                deliveries=self._agents.begin(record, agents, run.output.blocks),
+            )
+            run.billed(record)
+            return True
+
+        return await self._transactor.run(change)
+
+    async def note_end(self, run_id: str, call_id: str, spent: Usage, asked: Mapping[str, Verdict | None]) -> None:
+        """Store what an agent in the background has spent, if the run that has called it is open. May be repeated."""
+
+        async def change() -> None:
+            run = self._state.open_run(run_id)
+            state = run.calls.get(call_id) if run else None
+            if run is None or state is None or "usage" in state.agent:
+                return
+            calls = {**run.calls, call_id: with_agent(with_usage(state, spent), asks=asked)}
+            record = replace(run.record, calls=encode_calls(calls), usage=run.bill())
+            session = _with_agents(run.charged(self._journal.session, record), run.record, record)
+            await self._transactor.commit(session, question_events(run.record, record), runs=[record])
+            run.billed(record)
 
         await self._transactor.run(change)
 
@@ -131,12 +238,14 @@ class Approvals:
         if new:
             values |= {"span": (session.log_size - 1, session.log_size), "blocks": tuple(new)}
         events: list[NewEvent] = [(CallDecided, values)]
+        events += question_events(run.record, record)
         if resumes:
             events.append((RunResumed, {**about(record), "why": "all decisions have been made"}))
         joining = self._joining.of(run, new) if resumes and not ledger.uses_without_result() else Joining()
         turn = joining.grown(turn)
+        session = _with_agents(run.charged(session, record), run.record, record)
         await self._transactor.commit(
-            run.charged(session, record),
+            session,
             [*events, *joining.events],
             blocks=new,
             turns=[turn] if new or joining.runs else [],
@@ -154,6 +263,11 @@ class Approvals:
         self._joining.after_commit(joining, self._driver.note_end)
         if resumes:
             run.decided.set()
+
+
+def _with_agents(session: SessionRecord, before: RunRecord, after: RunRecord) -> SessionRecord:
+    """Return the session's row with what agents have spent between two records of a run."""
+    return replace(session, agents_usage=session.agents_usage + (after.agents_usage - before.agents_usage))
 
 
 def _block(decision: ApprovalDecision, call_id: str, use: ToolUse | None) -> Block | None:

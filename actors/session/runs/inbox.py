@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
-from typing import cast
+from typing import NamedTuple, cast
 
 from turnwise.actors.session.runs.admission import RunAdmission, StartOptions
 from turnwise.actors.session.runs.approvals import Approvals
+from turnwise.actors.session.runs.scheduling import FROM_SESSION
 from turnwise.actors.session.state.alarm import Alarm
 from turnwise.actors.session.state.state import SessionState
 from turnwise.errors import (
@@ -23,11 +23,26 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.blocks import answer_text, decode
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, CallState
+from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey
-from turnwise.memory.deliveries.agent_calls import agent_result, call_of_agent
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.deliveries.agent_calls import agent_result, call_of_agent, is_wanted
 from turnwise.memory.deliveries.payload import read_run_payload
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
+from turnwise.memory.stores.agents import asked_by
 from turnwise.memory.stores.reading import read_blocks
+
+
+class _AgentEnd(NamedTuple):
+    """The end of an agent."""
+
+    text: str
+    """Its answer, or what went wrong."""
+    is_error: bool
+    run: RunRecord | None
+    """None if it has not begun, or is gone."""
+    spent: Usage | None
+    """What was spent on it; None if that is not known."""
 
 
 class Inbox:
@@ -36,9 +51,6 @@ class Inbox:
     A delivery is stored with its sender, and what it begins with this session, so no commit has both. The effect comes
     first, and is idempotent by the delivery's id. The removal follows, and is compared by revision. After a kill in
     between, the delivery is carried out again: that only removes it.
-
-    One is carried out after the other, also if several dispatchers hand them over. Else a cancel might find no run
-    while a begin, which has read that its call waits, is about to begin one: nobody would end that.
 
     While it awaits the following, other work may run, and the process may crash:
 
@@ -55,7 +67,6 @@ class Inbox:
         self._admission = admission
         self._approvals = approvals
         self._alarm = alarm
-        self._receiving = asyncio.Lock()
 
     async def receive(self, sender: str, key: str, delivery_id: str, revision: int) -> str | None:
         """Carry out a delivery of another session; durable on return. Return the id of its run, if it begins one.
@@ -70,10 +81,6 @@ class Inbox:
             QueueFullError, SessionBusyError: it takes none now; nothing was stored. Try again later.
             InvalidInputError: the delivery can never be carried out; nothing was stored.
         """
-        async with self._receiving:
-            return await self._receive(sender, key, delivery_id, revision)
-
-    async def _receive(self, sender: str, key: str, delivery_id: str, revision: int) -> str | None:
         try:
             delivery = await self._store.delivery(SessionKey(sender, self._state.key.user_id), key)
         except SessionNotFoundError as error:
@@ -88,37 +95,52 @@ class Inbox:
                 await self._provide(delivery)
             case "cancel":
                 await self._cancel(delivery)
+            case "asks":
+                await self.hear(delivery.payload["run_id"], delivery.payload["agent"])
             case _:
                 run_id = await self._begin_run(delivery)
         with suppress(DeliveryChangedError):
             await self._store.change_delivery(DeliveryChange(delivery, None))
         return run_id
 
+    async def hear(self, run_id: str, agent: str) -> None:
+        """Store what an agent of an open run asks, as it stands now; durable on return. May be repeated."""
+        if (call := await self._call_of(run_id, agent)) is None:
+            return
+        key = SessionKey(agent, self._state.key.user_id)
+        pending, run, revision = await asked_by(self._store, key, f"{call[0]}/")
+        if run:
+            await self._approvals.note_questions(run_id, call[0], run.questions, revision, pending)
+
     async def _begin_run(self, delivery: Delivery) -> str | None:
         """Start the run of a message or of an agent; a run that was started for it before is returned.
 
-        An agent for which nobody waits any more begins none. If it cannot begin one, its call's result is the error.
+        An agent that is not wanted any more begins none. If it cannot begin one, its call's result is the error. Once
+        the run is stored, it looks again: a cancel that came in between has found no run.
         """
         prompts, options = read_run_payload(delivery)
         options |= {"run_id": delivery.run_id, "if_busy": delivery.if_busy}
         if delivery.kind == "message":
             return (await self._admission.start(prompts, **cast(StartOptions, options))).run_id
-        call = await self._call_of(options["parent"], self._state.session_id)
-        if call is None or not call[1].is_waiting:
-            return None
-        try:
-            return (await self._admission.start(prompts, **cast(StartOptions, options))).run_id
-        except (InvalidInputError, EmptyTurnError, SessionEndedError) as error:
-            await self._refuse(options["parent"], error)
-            return None
+        caller, agent, run_id = options["parent"], self._state.session_id, None
+        if await self._call_of(caller, agent):
+            try:
+                run_id = (await self._admission.start(prompts, **cast(StartOptions, options))).run_id
+            except (InvalidInputError, EmptyTurnError, SessionEndedError) as error:
+                await self._refuse(caller, error)
+                return None
+        if await self._call_of(caller, agent) is None:
+            await self._cancel(delivery)
+        return run_id
 
     async def _call_of(self, run_id: str, agent: str) -> tuple[str, CallState] | None:
-        """Return the call by which an open run has called the agent of this session; None if none has."""
+        """Return the call by which a run has called an agent, if the agent is wanted still; else None."""
         try:
             caller = await self._store.run(run_id, self._state.key.user_id)
         except RunNotFoundError:
             return None
-        return call_of_agent(caller, agent) if caller.is_open else None
+        call = call_of_agent(caller, agent)
+        return call if call and is_wanted(caller, call[1]) else None
 
     async def _refuse(self, run_id: str, error: TurnwiseError) -> None:
         """Store the delivery of an error as the result of the call of this agent. May be repeated."""
@@ -130,30 +152,48 @@ class Inbox:
             self._alarm.tell(result.occurs_at)
 
     async def _provide(self, delivery: Delivery) -> None:
-        """Provide the result of an agent to the call that waits for it; do nothing if none does any more."""
-        run_id, text, is_error = str(delivery.payload["run_id"]), delivery.payload["error"], True
-        if (call := await self._call_of(run_id, delivery.session_id)) is None:
+        """Provide the result of an agent to the call that waits for it, or tell it; do nothing if it is not wanted."""
+        run_id, agent, text = (delivery.payload[name] for name in ("run_id", "agent", "error"))
+        if (call := await self._call_of(run_id, agent)) is None:
             return
-        if text is None:
-            text, is_error = await self._answer_of(delivery.session_id)
-        decision = ApprovalDecision(verdict="provided", text=text, is_error=is_error)
+        end = await self._end_of(agent) if text is None else _AgentEnd(text, True, None, Usage())
+        (call_id, state), run = call, end.run
+        restarts = state.agent.get("restarts") if run and run.state == "interrupted" else 0
+        if run and restarts and await self._approvals.begin_again(run_id, call_id, run):
+            return
+        asked = run.questions if run else {}
+        if state.agent.get("background"):
+            await self._tell(agent, state.name, end)
+            if end.spent is not None:
+                await self._approvals.note_end(run_id, call_id, end.spent, asked)
+            return
+        decision = ApprovalDecision(verdict="provided", text=end.text, is_error=end.is_error)
         with suppress(RunNotFoundError, CallNotFoundError, CallDecidedError):
-            await self._approvals.decide(run_id, call[0], decision)
+            await self._approvals.decide(run_id, call_id, decision, spent=end.spent, asked=asked)
 
-    async def _answer_of(self, run_id: str) -> tuple[str, bool]:
-        """Return what an agent's run has answered, and whether it reports an error."""
+    async def _tell(self, agent: str, name: str, end: _AgentEnd) -> None:
+        """Have the active run, or a new one, take the end of an agent in the background as a message; once."""
+        verb = "has given no answer" if end.is_error else "has answered"
+        prompt = f"The agent {agent} ({name}) {verb}:\n\n{end.text}"
+        options: StartOptions = {"run_id": f"{agent}-end", "if_busy": "inject", "labels": {FROM_SESSION: agent}}
+        await self._admission.start([prompt], **options)
+
+    async def _end_of(self, run_id: str) -> _AgentEnd:
+        """Return how an agent's run has ended."""
         try:
             run = await self._store.run(run_id, self._state.key.user_id)
             turns = await self._store.turns(run.session_key, after=run.turn_index - 1, limit=1)
         except (RunNotFoundError, SessionNotFoundError):
-            return "the agent's session was deleted", True
+            return _AgentEnd("the agent's session was deleted", True, None, None)
         output = turns[0].output if turns and turns[0].index == run.turn_index else ()
         text = answer_text([decode(block) for block in await read_blocks(self._store, output)])
+        spent = (run.usage or Usage()) + run.agents_usage
         if run.state == "completed":
-            return text, False
-        return "\n\n".join(part for part in (f"the agent's run is {run.state}: {run.why}", text) if part), True
+            return _AgentEnd(text, False, run, spent)
+        why = f"the agent's run is {run.state}: {run.why}"
+        return _AgentEnd("\n\n".join(part for part in (why, text) if part), True, run, spent)
 
     async def _cancel(self, delivery: Delivery) -> None:
-        """Cancel the run of an agent, whose caller has ended, and wait for its end."""
+        """Cancel the run of an agent that is not wanted any more, if it has begun, and wait for its end."""
         with suppress(RunNotFoundError):
             await self._admission.cancel(f"run of session {delivery.session_id!r} has ended", self._state.session_id)

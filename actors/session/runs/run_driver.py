@@ -244,11 +244,8 @@ class RunDriver:
         config = self._engines.config
         run.follow()
         run.attempt = attempt = Attempt(run, self, interval_s=config.delta_interval_s)
-        timeout_s = run.record.timeout_s
-        if timeout_s is not None:
-            timeout_s = max(0.0, timeout_s - run.spent.seconds)
         return await attempt.drive(
-            lambda: self._answer(run, attempt), timeout_s=timeout_s, grace_s=config.cancel_grace_s
+            lambda: self._answer(run, attempt), timeout_s=run.left_s, grace_s=config.cancel_grace_s
         )
 
     async def _answer(self, run: ActiveRun, attempt: Attempt) -> Sequence[Block]:
@@ -441,7 +438,7 @@ class RunDriver:
     ) -> None:
         """Store what a call of a tool or of the model has added. Memory changes only after the commit."""
         run = attempt.run
-        agents = self._agents.new(run.calls, calls)
+        agents = self._agents.new(run, calls)
         await self._agents.create_sessions(agents)
         ledger = Ledger(run.output.blocks)
         ledger.record(blocks)
@@ -449,7 +446,7 @@ class RunDriver:
         has_results = any(isinstance(block, ToolResult) for block in blocks)
         joining = self._joining.of(run, new) if has_results and not ledger.uses_without_result() else Joining()
         turn = joining.grown(turn)
-        states = {call_id: state for call_id, state in {**run.calls, **calls}.items() if state}
+        states = {call_id: state for call_id, state in {**run.calls, **calls, **agents}.items() if state}
         record = replace(run.record, calls=encode_calls(states), usage=run.bill())
         session = run.charged(session, record)
         if new and not events:

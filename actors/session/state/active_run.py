@@ -126,6 +126,14 @@ class ActiveRun:
             return usage
         return replace(usage, seconds=usage.seconds + (asyncio.get_running_loop().time() - self._since))
 
+    @property
+    def left_s(self) -> float | None:
+        """How many seconds are left of its time limit, of which its agents take a part; None without one."""
+        timeout_s = self.record.timeout_s
+        if timeout_s is None:
+            return None
+        return max(0.0, timeout_s - self.spent.seconds - self.record.agents_usage.seconds)
+
     def bill(self) -> Usage:
         """Return the usage up to now, for the run's next record; call `billed` once that record is stored."""
         self._bill = self.unbilled, asyncio.get_running_loop().time()

@@ -23,15 +23,15 @@ from turnwise.memory.conversation.blocks import AnyBlock, Summary, ToolUse
 from turnwise.memory.conversation.calls.tool_calls import PendingCall, decode_calls
 from turnwise.memory.conversation.events import Event, RunCancelled
 from turnwise.memory.conversation.runs import RunRecord, Until, has_reached
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import union
 from turnwise.memory.conversation.turns import Outcome, Turn
 from turnwise.memory.conversation.views.chat_messages import ChatMessage, chat_messages_of, parse_message_cursor
 from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.stores.agents import agents_below, pending_calls
 from turnwise.memory.stores.base import Page, SessionStore
 from turnwise.memory.stores.reading import page_of_deliveries, read_runs, read_turns
-from turnwise.memory.values.frozen_json import FrozenDict
 from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES, weight
 
 PAGES_OF_KINDS = 10
@@ -178,26 +178,24 @@ class SessionReads:
             raise
 
     async def pending(self, run_id: str) -> list[PendingCall]:
-        """Return the run's tool calls that wait for a decision, in the order in which the model made them."""
+        """Return the calls that wait for a decision, the run's and its agents', in the order of the run's calls."""
         record = await self.run(run_id)
         run = self._state.open_run(record.run_id)
         uses = {block.call_id: block for block in run.output.blocks if isinstance(block, ToolUse)} if run else {}
-        return [
-            PendingCall(
-                call_id=call_id,
-                name=state.name,
-                input=FrozenDict(uses[call_id].input) if call_id in uses else FrozenDict(),
-                wants=state.wants,
-                why=state.why,
-            )
-            for call_id, state in decode_calls(record.calls).items()
-            if record.is_open and state.is_waiting and state.wants and state.wants != "agent"
-        ]
+        calls = decode_calls(record.calls) if record.is_open else {}
+        return await pending_calls(self._journal.store, self.key.user_id, calls, uses)
 
     async def deliveries(self, cursor: str | None, limit: int) -> Page[Delivery]:
         """Return a page of the session's deliveries; see `page_of_deliveries`."""
         await self._source.look()
         return await page_of_deliveries(partial(self._journal.store.deliveries, **self.key._asdict()), cursor, limit)
+
+    async def agents(self) -> list[SessionKey]:
+        """Return the sessions of agents that this one has called, and of those below, leaves first.
+
+        Also of a session that cannot be read, so that it can be deleted.
+        """
+        return await agents_below(self._journal.store, self.key)
 
     async def delivery(self, key: str) -> Delivery:
         """Return the session's delivery with this key.

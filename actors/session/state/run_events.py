@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
 from turnwise.actors.inference.engine import NewEvent
 from turnwise.memory.conversation.blocks import Block, ToolResult
-from turnwise.memory.conversation.calls.tool_calls import CallState
+from turnwise.memory.conversation.calls.tool_calls import CallState, PendingCall, Verdict
 from turnwise.memory.conversation.events import (
     AddsOutput,
     ApprovalRequested,
+    CallDecided,
     PromptJoined,
     RunCancelled,
     RunCompleted,
@@ -99,6 +100,27 @@ def request_event(record: RunRecord, call_id: str, state: CallState) -> NewEvent
     """Return the event that asks for a decision that does not concern a tool call, such as a budget."""
     values = {"call_id": call_id, "name": state.name, "wants": state.wants, "why": state.why}
     return ApprovalRequested, about(record) | values
+
+
+def question_events(before: RunRecord, after: RunRecord, pending: Iterable[PendingCall] = ()) -> list[NewEvent]:
+    """Return the events of what its agents ask, or asked, that differs between two records of a run.
+
+    What was asked by an agent that was lost is over.
+
+    Args:
+        pending: the calls that wait now.
+    """
+    earlier, events = before.questions, list[NewEvent]()
+    details = {call.call_id: call for call in pending}
+    over: dict[str, Verdict | None] = {path: "rejected" for path, verdict in earlier.items() if verdict is None}
+    for path, verdict in (over | after.questions).items():
+        if "/" not in path or earlier.get(path, "") == verdict:
+            continue
+        if verdict is None and path in details:
+            events.append((ApprovalRequested, about(after) | vars(details[path])))
+        elif verdict and path in earlier and earlier[path] is None:
+            events.append((CallDecided, about(after) | {"call_id": path, "verdict": verdict}))
+    return events
 
 
 def joined_events(record: RunRecord, joined: str, prompt: Spans, blocks: Sequence[Block]) -> list[NewEvent]:

@@ -31,7 +31,7 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.deliveries.agent_calls import deliveries_of_ends
+from turnwise.memory.deliveries.agent_calls import agent_asks, deliveries_of_ends
 from turnwise.memory.deliveries.records import DeliveryChange
 from turnwise.memory.deliveries.webhooks import calls_of
 from turnwise.memory.growing_pauses import GrowingPauses
@@ -207,7 +207,8 @@ class Transactor:
     ) -> None:
         """Number the events, store all arguments in one commit, and cache the blocks. Call it within a change.
 
-        With the end of a run it stores what that means for agents: see `deliveries_of_ends`.
+        With the end of a run it stores what that means for agents: see `deliveries_of_ends`. With an agent's run whose
+        calls wait for other decisions than before, it tells the agent's caller.
 
         Args:
             session: the new row; its log ends with the `blocks`.
@@ -220,7 +221,7 @@ class Transactor:
             TurnwiseError: see `Journal.commit`.
         """
         ends = deliveries_of_ends(session, [*runs, *([new_run] if new_run else [])], self._journal.clock())
-        deliveries = [*deliveries, *ends]
+        deliveries = [*deliveries, *ends, *self._questions(session, runs)]
         is_sending = any(change.after and change.after.to_session is not None for change in deliveries)
         if is_sending:
             await self._alarm.expect()
@@ -266,6 +267,15 @@ class Transactor:
             self._outbox.tell(self._journal.clock())
         if blocks:
             self._journal.blocks.cache.add(session.log, session.log_size - len(blocks), blocks)
+
+    def _questions(self, session: SessionRecord, runs: Sequence[RunRecord]) -> list[DeliveryChange]:
+        """Return what tells the caller of this agent that other calls of its run wait for decisions than before."""
+        if session.called_by is None:
+            return []
+        own = [run for run in runs if run.run_id == session.session_id and run.is_open]
+        before = {run.run_id: run.record.questions for run in self._state.open_runs}
+        asking = [run for run in own if run.questions != before.get(run.run_id, {})]
+        return [agent_asks(session, run, self._journal.clock()) for run in asking]
 
     async def _calls_of(self, events: Sequence[Event]) -> list[DeliveryChange]:
         """Return the calls that tell webhooks of numbered events. Live events wait meanwhile."""

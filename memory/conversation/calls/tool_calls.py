@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from turnwise.memory.conversation.blocks import Content, encode
+from turnwise.memory.conversation.usage import Usage, plain
 from turnwise.memory.values.frozen_json import FrozenDict, freeze
+from turnwise.memory.values.records import replace
 
 Wants = Literal["approval", "result", "budget", "agent"]
 """What a call waits for: a person's approval, a result from outside, permission to exceed a limit, or an agent."""
@@ -37,7 +39,10 @@ class CallState:
     started: bool = False
     """Whether the tool was called."""
     agent: FrozenDict = field(default_factory=FrozenDict)
-    """Of a call of an agent: the id of its `session`, and the `engine`, `memory` and `timeout_s` of that."""
+    """Of a call of an agent: the id of its `session`, and the `engine`, `memory` and `timeout_s` of that; its `budget`;
+    its `batch`, which those that one answer calls share; and its `usage`, once it has ended. `background`: the call
+    has its result, and the agent goes on. `asks`: what has waited for a decision there; see `questions_of`.
+    `restarts`: how often it may begin again; `lost`: the usage of those before it."""
     question: str | None = None
     """The engine's id of what it asked, if the engine has such ids: a later question about the call has another."""
 
@@ -79,6 +84,47 @@ class PendingCall:
     input: FrozenDict
     wants: Wants
     why: str | None
+
+
+def questions_of(calls: Mapping[str, CallState]) -> dict[str, Verdict | None]:
+    """Return the verdicts of what waits, or has waited, for a decision: of these calls, and of calls below them.
+
+    A call of an agent has a path: the id of the call of the agent, a slash, the path in the agent's run. The verdict is
+    None while it waits. What an agent has asked that has ended since is rejected, if it was not decided before.
+    """
+    questions: dict[str, Verdict | None] = {}
+    for call_id, state in calls.items():
+        if state.agent:
+            has_ended = bool(state.verdict or "usage" in state.agent)
+            for path, verdict in (state.agent.get("asks") or {}).items():
+                questions[f"{call_id}/{path}"] = verdict or ("rejected" if has_ended else None)
+        elif state.wants:
+            questions[call_id] = state.verdict
+    return questions
+
+
+def with_agent(state: CallState, **values: Any) -> CallState:
+    """Return the state of a call of an agent with other values of `agent`."""
+    return replace(state, agent=freeze({**state.agent, **values}))
+
+
+def usage_of_agents(states: Iterable[CallState]) -> Usage:
+    """Return what the agents of these calls have spent, and those that they have called; without those at work.
+
+    Agents that one answer has called work at the same time, so their seconds are those of the longest.
+    """
+    total, seconds = Usage(), dict[int, float]()
+    for state in states:
+        if "usage" in state.agent:
+            spent, batch = Usage(**state.agent["usage"]), state.agent["batch"]
+            seconds[batch] = max(seconds.get(batch, 0.0), spent.seconds)
+            total += replace(spent, seconds=0.0)
+    return replace(total, seconds=sum(seconds.values()))
+
+
+def with_usage(state: CallState, spent: Usage) -> CallState:
+    """Return the state of a call whose agent has ended, and has spent this beside those that were lost."""
+    return with_agent(state, usage=plain(spent + Usage(**state.agent.get("lost", {}))))
 
 
 def encode_calls(calls: Mapping[str, CallState]) -> FrozenDict:

@@ -12,6 +12,7 @@ from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnStatus
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.conformance.fixtures import (
+    NESTED,
     Owner,
     a_run,
     a_session,
@@ -26,6 +27,7 @@ from turnwise.memory.stores.conformance.fixtures import (
     unchanged,
 )
 from turnwise.memory.stores.conformance.laws import Law, collector, equal, refuses
+from turnwise.memory.values.frozen_json import FrozenDict
 
 LAWS: list[Law] = []
 """All laws of this file, in order."""
@@ -128,8 +130,19 @@ async def check_a_commit_is_stored_whole(store: SessionStore) -> None:
 @_law
 async def check_a_commit_does_not_change_fields_of_the_creation(store: SessionStore) -> None:
     """The agent, time of creation, parent and log of a session never change."""
-    owner = await own(store, user_id="u", agent="a", created_at=1.0, parent="p#1", called_by="c", depth=2)
-    changed = replace(owner.session, agent=None, created_at=2.0, parent=None, called_by=None, depth=0, updated_at=5.0)
+    owner = await own(
+        store, user_id="u", agent="a", created_at=1.0, parent="p#1", called_by="c", depth=2, budget=NESTED
+    )
+    changed = replace(
+        owner.session,
+        agent=None,
+        created_at=2.0,
+        parent=None,
+        called_by=None,
+        depth=0,
+        budget=FrozenDict(),
+        updated_at=5.0,
+    )
     await store.commit(SessionKey("s", "u"), 1, owner.prepare(session=changed))
     expected = replace(owner.session, updated_at=5.0, revision=owner.session.revision + 1)
     equal(await store.get(SessionKey("s", "u")), expected, "the session")

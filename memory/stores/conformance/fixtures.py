@@ -171,6 +171,7 @@ def of_everything(owner: Owner, run_id: str = "r9", idempotency_key: str = "k9",
     """Return a commit that changes every part of the session of `eventful`."""
     changed = {"status": "ended", "metadata": NESTED, "updated_at": 9.0, "next_index": 10, "seq": 9, "usage": USAGE}
     changed |= {
+        "agents_usage": USAGE,
         "memory": "off",
         "saved": 9,
         "ttl_s": 2.5,

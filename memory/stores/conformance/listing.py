@@ -11,7 +11,7 @@ from turnwise.errors import InvalidInputError, SessionFencedError
 from turnwise.memory.conversation.runs import RunState
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.stores.base import Commit, Page, SessionOrder, SessionStore
+from turnwise.memory.stores.base import NO_CALLER, Commit, Page, SessionOrder, SessionStore
 from turnwise.memory.stores.conformance.fixtures import IDS, USAGE, Owner, a_run, a_session, a_turn, an_event, own
 from turnwise.memory.stores.conformance.laws import Law, collector, equal, refuses
 from turnwise.memory.values.frozen_json import freeze
@@ -174,6 +174,41 @@ async def check_filters_are_literal(store: SessionStore) -> None:
     await _check_query(store, ["user-1"], status="ended", user_id="user-1")
     await _check_query(store, [], status="active", user_id="user-1")
     await _check_query(store, [name for name in reversed(IDS) if name != "user-1"], status="active")
+
+
+@_law
+async def check_sessions_are_listed_by_their_caller(store: SessionStore) -> None:
+    """`called_by` finds the agents that a session has called, `NO_CALLER` what none has called. Usage counts both."""
+    for name, user, caller in [
+        ("a", "u", None),
+        ("b", "u", "a"),
+        ("c", "u", "a"),
+        ("d", "u", "b"),
+        ("b", "v", "a"),
+    ]:
+        agent = name if caller else None
+        await store.create(a_session(name, user_id=user, agent=agent, called_by=caller, usage=Usage(calls=1)))
+    expected: list[tuple[str | None, str | None, str]] = [
+        *(("u", None, "dcba"), ("u", NO_CALLER, "a"), ("u", "a", "cb"), ("u", "b", "d"), ("u", "c", "")),
+        *(("v", NO_CALLER, ""), ("v", "a", "b"), (None, NO_CALLER, "a"), (None, None, "bdcba")),
+    ]
+    for user_id, called_by, names in expected:
+        filters: dict[str, Any] = {"user_id": user_id, "called_by": called_by}
+        listed = [session.session_id for session in await store.query(**filters)]
+        equal(listed, list(names), f"sessions of {filters}")
+        equal(await store.count(**filters), len(names), f"count of {filters}")
+    await _check_query(store, ["b"], user_id="u", called_by="a", agent="b")
+    await _check_query(store, [], user_id="u", called_by="a", status="ended")
+    await _check_query(store, [], called_by=NO_CALLER, agent="b")
+    equal((await store.usage(user_id="u")).calls, 4, "the usage of a user")
+    equal((await store.usage(agent="b")).calls, 2, "the usage of an agent")
+    await refuses(InvalidInputError, store.query(called_by="a"), "a caller without a user")
+    owner = Owner(store, (await store.activate(SessionKey("c", "u"))).session)
+    await owner.commit(session=replace(owner.session, status="ended"))
+    await _check_query(store, ["c"], user_id="u", called_by="a", status="ended")
+    await store.delete(SessionKey("b", "u"))
+    await _check_query(store, ["c"], user_id="u", called_by="a")
+    await _check_query(store, ["d"], user_id="u", called_by="b")
 
 
 @_law

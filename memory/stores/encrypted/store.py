@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 from turnwise.errors import CorruptRecordError, EncryptionError, KeyMissingError, SessionFencedError
 from turnwise.memory.conversation.events import AnyEvent
@@ -169,20 +170,23 @@ class EncryptedStore(Shared):
         user_id: str | None = None,
         agent: str | None = None,
         status: SessionStatus | None = None,
+        called_by: str | None = None,
         order_by: SessionOrder = "created_at",
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[SessionRecord]:
-        return await self._listed(
-            await self._inner.query(
-                user_id=user_id, agent=agent, status=status, order_by=order_by, cursor=cursor, limit=limit
-            )
-        )
+        filters: dict[str, Any] = {"user_id": user_id, "agent": agent, "status": status, "called_by": called_by}
+        return await self._listed(await self._inner.query(**filters, order_by=order_by, cursor=cursor, limit=limit))
 
     async def count(
-        self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
+        self,
+        *,
+        user_id: str | None = None,
+        agent: str | None = None,
+        status: SessionStatus | None = None,
+        called_by: str | None = None,
     ) -> int:
-        return await self._inner.count(user_id=user_id, agent=agent, status=status)
+        return await self._inner.count(user_id=user_id, agent=agent, status=status, called_by=called_by)
 
     async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
         return await self._inner.usage(user_id=user_id, agent=agent)

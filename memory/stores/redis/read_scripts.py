@@ -117,7 +117,7 @@ end
 _QUERY = (
     _SHOWN
     + r"""
-local order, place, limit, time, before = take(), take(), tonumber(take()), take(), take()
+local order, limit, time, before = take(), tonumber(take()), take(), take()
 local entries = {}
 
 local function behind(set)
@@ -131,7 +131,7 @@ local function behind(set)
 end
 
 while at < #ARGV do
-  local set = base .. ':' .. order .. ':' .. take() .. ':' .. place
+  local set = base .. ':' .. order .. ':' .. take()
   local first = behind(set)
   local found = redis.call('ZREVRANGE', set, first, first + limit - 1, 'WITHSCORES')
   for index = 1, #found, 2 do
@@ -152,13 +152,15 @@ return {'', shown, is_cut}
 )
 
 _COUNT = r"""
-local place, count = take(), 0
-while at < #ARGV do count = count + redis.call('ZCARD', base .. ':created:' .. take() .. ':' .. place) end
+local count = 0
+while at < #ARGV do count = count + redis.call('ZCARD', base .. ':created:' .. take()) end
 return {'', string.format('%.0f', count)}
 """
 
 _USAGE = r"""
-return {'', redis.call('HGET', spent, take()) or ''}
+local used = {}
+while at < #ARGV do used[#used + 1] = redis.call('HGET', spent, take()) or '' end
+return {'', used}
 """
 
 _UNSETTLED = r"""

@@ -31,8 +31,9 @@ numbers of sessions; only the hash tag is declared in KEYS.
 A session's number is made by `new_key` and has 19 digits. It is text everywhere, since Lua's numbers cannot hold it.
 Numbers of old stores were counted up and are shorter. A member is the number with at least 16 digits, zero-padded, so
 members sort by creation. The index of a turn and the number of an event have 19 digits and sort likewise. A place is a
-list of sessions: `all`, one per user, one per agent, and one per user and agent. A session has one status, so it is in
-one list per place, and a page of any status is merged from two lists.
+list of sessions: `all`, one per user, one per agent, and one per user and agent. Sessions that are called as agents are
+in places of their own, whose names begin with `called-`, and in those of their callers. A session has one status, so it
+is in one list per place, and a page of any status, with agents or without, is merged from several lists.
 
 Large numbers are never converted to Lua numbers: they are passed as text. Usage is nine numbers of 192 bits, in limbs
 of 48 bits.

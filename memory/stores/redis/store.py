@@ -43,6 +43,7 @@ from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange, check_delivery
 from turnwise.memory.deliveries.webhooks import WEBHOOK_FIELDS, WebhookRecord
 from turnwise.memory.stores.base import (
+    NO_CALLER,
     PROBE_BYTES,
     Activation,
     Commit,
@@ -263,26 +264,33 @@ class RedisStore(RedisDatabase):
         user_id: str | None = None,
         agent: str | None = None,
         status: SessionStatus | None = None,
+        called_by: str | None = None,
         order_by: SessionOrder = "created_at",
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[SessionRecord]:
         behind = ("", "") if cursor is None else _page_start(cursor)
-        first: list[Argument] = [order_by.removesuffix("_at"), _place(user_id, agent)]
         # One row more tells whether there is a next page.
-        args = [*first, min(check_limit(limit), _MANY) + 1, *behind, *_statuses(status)]
+        args: list[Argument] = [order_by.removesuffix("_at"), min(check_limit(limit), _MANY) + 1, *behind]
+        args += _lists(user_id, agent, status, called_by)
         shown, is_cut = await self._do("query", args, again=True)
         return self._sessions(shown, limit, is_cut=bool(is_cut))
 
     async def count(
-        self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
+        self,
+        *,
+        user_id: str | None = None,
+        agent: str | None = None,
+        status: SessionStatus | None = None,
+        called_by: str | None = None,
     ) -> int:
-        (count,) = await self._do("count", [_place(user_id, agent), *_statuses(status)], again=True)
+        (count,) = await self._do("count", [*_lists(user_id, agent, status, called_by)], again=True)
         return int(count)
 
     async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
-        (packed,) = await self._do("usage", [_place(user_id, agent)], again=True)
-        return unpack_usage(packed)
+        place = _place(user_id, agent)
+        (used,) = await self._do("usage", [place, _CALLED + place], again=True)
+        return sum(map(unpack_usage, used), Usage())
 
     async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[SessionKey]:
         after = "" if cursor is None else _page_start(cursor)[1]
@@ -569,14 +577,35 @@ def _place(user_id: str | None, agent: str | None) -> str:
     return f"user-{digest_of(user_id, '').hex()}" if agent is None else f"both-{digest_of(user_id, agent).hex()}"
 
 
+_CALLED = "called-"
+"""What the names of places begin with that have sessions of agents only. Places without it have none of them."""
+
+
+def _caller(user_id: str, called_by: str) -> str:
+    """Return what the names of places begin with that have the sessions of agents of one caller."""
+    return f"caller-{digest_of(user_id, called_by).hex()}-"
+
+
 def _places(session: SessionRecord) -> list[str]:
     """Return all places in which a session is listed."""
     agents = (None,) if session.agent is None else (None, session.agent)
-    return [_place(user_id, agent) for user_id in (None, session.user_id) for agent in agents]
+    places = [_place(user_id, agent) for user_id in (None, session.user_id) for agent in agents]
+    if session.called_by is None:
+        return places
+    caller = _caller(session.user_id, session.called_by)
+    return [*(_CALLED + place for place in places), *(caller + _place(session.user_id, agent) for agent in agents)]
 
 
-def _statuses(status: SessionStatus | None) -> tuple[str, ...]:
-    return get_args(SessionStatus) if status is None else (status,)
+def _lists(user_id: str | None, agent: str | None, status: SessionStatus | None, called_by: str | None) -> list[str]:
+    """Return the lists that have, together, each session of a query once: see `SessionStore.query`."""
+    check_session_filter(user_id, called_by or None)
+    if called_by is None:
+        beginnings = ["", _CALLED]
+    else:
+        beginnings = [_caller(user_id or "", called_by)] if called_by != NO_CALLER else [""]
+    statuses = get_args(SessionStatus) if status is None else (status,)
+    place = _place(user_id, agent)
+    return [f"{state}:{beginning}{place}" for state in statuses for beginning in beginnings]
 
 
 def _page_start(cursor: str) -> tuple[str, str]:

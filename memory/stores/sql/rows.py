@@ -19,7 +19,7 @@ from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.deliveries.schedules import Schedule
-from turnwise.memory.stores.base import Commit
+from turnwise.memory.stores.base import NO_CALLER, Commit
 from turnwise.memory.stores.sql.schema import USAGE
 from turnwise.memory.values.corrupt_records import UNDECODABLE, UnfitError
 from turnwise.memory.values.records import record_of, record_text
@@ -42,7 +42,7 @@ _RUN_TEXTS = {
     *("labels", "why", "usage", "stop_reason", "calls", "params", "output"),
     *("instructions", "tools", "trace"),
 }
-_SESSION_TEXTS = {"metadata", "title", "params"}
+_SESSION_TEXTS = {"metadata", "title", "params", "budget", "agents_usage"}
 _DELIVERY_TEXTS = {"payload", "schedule", "why"}
 """The fields whose columns are JSON text."""
 
@@ -56,10 +56,13 @@ def _values(row: Any, names: Iterable[str], texts: set[str]) -> dict[str, Any]:
             raise UnfitError("it is not UTF-8 text")
         if value is not None:
             values[name] = pydantic_core.from_json(value) if name in texts else value
-    if "usage" in values:
-        values["usage"] = {_LONG.get(name, name): number for name, number in dict(values["usage"]).items()}
+    for field_name in _USAGES & values.keys():
+        values[field_name] = {_LONG.get(name, name): number for name, number in dict(values[field_name]).items()}
     return values
 
+
+_USAGES = {"usage", "agents_usage"}
+"""The fields that are usages in JSON text, with short names."""
 
 _SHORT = {
     "input_tokens": "in",
@@ -117,9 +120,15 @@ def _session_columns(session: SessionRecord) -> dict[str, Any]:
         **vars(session.usage),
         "metadata": to_json(session.metadata or None),
         "title": to_json(session.title),
+        "called_by": session.called_by or NO_CALLER,
         "memory": _unless_on(session.memory),
         "params": to_json(session.params or None),
+        "budget": to_json(session.budget or None),
+        "agents_usage": _usage_text(session.agents_usage) if session.agents_usage != _UNUSED else None,
     }
+
+
+_UNUSED = Usage()
 
 
 def _unless_on(use: MemoryUse) -> str | None:
@@ -152,7 +161,8 @@ def read_session(row: Any) -> SessionRecord:
         f"session {row.session_id if isinstance(row.session_id, str) else f'of key {row.key}'}",
         lambda: record_of(
             SessionRecord,
-            _values(row, _SESSION_FIELDS, _SESSION_TEXTS) | {"log": str(row.key), "usage": read_usage(row)},
+            _values(row, _SESSION_FIELDS, _SESSION_TEXTS)
+            | {"log": str(row.key), "usage": read_usage(row), "called_by": row.called_by or None},
         ),
     )
 

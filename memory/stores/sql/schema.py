@@ -53,8 +53,10 @@ sessions = Table(
     Column("created_at", Double, nullable=False),
     Column("updated_at", Double, nullable=False),
     Column("parent", Text),
-    Column("called_by", Text),
+    Column("called_by", Text, nullable=False),  # empty without a caller, since an index orders by it
     Column("depth", BigInteger, nullable=False),
+    Column("budget", Text),
+    Column("agents_usage", Text),
     Column("log_size", BigInteger, nullable=False),
     Column("next_index", BigInteger, nullable=False),
     Column("epoch", BigInteger, nullable=False),
@@ -68,7 +70,7 @@ sessions = Table(
     *(Column(name, BigInteger if number is int else Double, nullable=False) for name, number in USAGE.items()),
     UniqueConstraint("user_id", "session_id"),
     Index("turnwise_sessions_created", "created_at", "key"),
-    Index("turnwise_sessions_user", "user_id", "created_at", "key"),
+    Index("turnwise_sessions_user", "user_id", "called_by", "created_at", "key"),
 )
 
 borrowed = Table(

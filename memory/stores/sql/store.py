@@ -361,13 +361,14 @@ class SQLStore(SecureDeleteDatabase):
         user_id: str | None = None,
         agent: str | None = None,
         status: SessionStatus | None = None,
+        called_by: str | None = None,
         order_by: SessionOrder = "created_at",
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[SessionRecord]:
         table = schema.sessions.c
         moved = table.updated_at if order_by == "updated_at" else table.created_at
-        statement = sa.select(schema.sessions).where(*_filters(user_id, agent, status))
+        statement = sa.select(schema.sessions).where(*_filters(user_id, agent, status, called_by))
         if cursor is not None:
             before, order = parse_cursor(cursor)
             statement = statement.where((moved < before) | ((moved == before) & (table.key < order)))
@@ -377,9 +378,15 @@ class SQLStore(SecureDeleteDatabase):
         return Page(sessions, cursor_of(getattr(page[-1], order_by), page[-1].key) if has_more else None, unreadable)
 
     async def count(
-        self, *, user_id: str | None = None, agent: str | None = None, status: SessionStatus | None = None
+        self,
+        *,
+        user_id: str | None = None,
+        agent: str | None = None,
+        status: SessionStatus | None = None,
+        called_by: str | None = None,
     ) -> int:
-        statement = sa.select(sa.func.count()).select_from(schema.sessions).where(*_filters(user_id, agent, status))
+        filters = _filters(user_id, agent, status, called_by)
+        statement = sa.select(sa.func.count()).select_from(schema.sessions).where(*filters)
         return await self._read(lambda connection: int(connection.execute(statement).scalar_one()))
 
     async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
@@ -632,8 +639,11 @@ def _read_webhooks(note: str) -> dict[str, WebhookRecord]:
     return {webhook.webhook_id: webhook for webhook in webhooks}
 
 
-def _filters(user_id: str | None, agent: str | None, status: str | None = None) -> list[sa.ColumnElement[bool]]:
-    values = {"user_id": user_id, "agent": agent, "status": status}
+def _filters(
+    user_id: str | None, agent: str | None, status: str | None = None, called_by: str | None = None
+) -> list[sa.ColumnElement[bool]]:
+    check_session_filter(user_id, called_by or None)
+    values = {"user_id": user_id, "agent": agent, "status": status, "called_by": called_by}
     return [schema.sessions.c[name] == value for name, value in values.items() if value is not None]
 
 

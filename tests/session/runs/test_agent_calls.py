@@ -5,34 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from turnwise.actors.inference.function_engine import FunctionEngine
-from turnwise.actors.inference.named_engines import NamedEngines
-from turnwise.actors.inference.tools.tool import Tool
-from turnwise.actors.session.config import SessionConfig
-from turnwise.engines import agent_tool, tool
-from turnwise.errors import ConfigError
-from turnwise.memory.conversation.blocks import ToolResult, User
+from teams import KEY, PAY, RESEARCHER, SLOW_S, Team, asks, is_waiting
+from turnwise.engines import agent_tool
+from turnwise.errors import ConfigError, SessionInUseError
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
-from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.deliveries.agent_calls import agent_id
-from turnwise.memory.deliveries.records import Delivery
+from turnwise.memory.stores.agents import agents_below, hand_back_results
 from turnwise.testing.exhaust import exhaust
 from turnwise.testing.faults import Faults
-from turnwise.testing.scripted_engine import Pause, ScriptedAnswer, ScriptedEngine
-from turnwise.testing.world import World
+from turnwise.testing.scripted_engine import Pause, ScriptedEngine
 
-SLOW_S = 0.3
-
-RESEARCHER = agent_tool("researcher", engine="research", description="Finds things out.", memory="read", timeout_s=60.0)
-
-
-PAY = tool(lambda: "paid", name="pay", description="Pays.", approval=True)
+CANCEL_S = 10.0
+"""In which time a cancel reaches two levels, one fault included, in seconds."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,86 +29,6 @@ def _quiet() -> Iterator[None]:
     logging.disable()
     yield
     logging.disable(logging.NOTSET)
-
-
-async def find_out(turn: Turn) -> AsyncIterator[str]:
-    """Answer after a while, with the task."""
-    await asyncio.sleep(SLOW_S)
-    (task,) = (block.text for block in turn.asked if isinstance(block, User))
-    if task == "fail":
-        raise ValueError("no such thing")
-    yield f"about {task}"
-
-
-def asks(*tasks: str) -> ScriptedAnswer:
-    return [("researcher", {"task": task}) for task in tasks]
-
-
-class Team:
-    """A session that calls agents, and their sessions, each in a process of its own."""
-
-    def __init__(
-        self,
-        script: Sequence[ScriptedAnswer],
-        faults: Faults | None = None,
-        tools: Sequence[Tool] = (RESEARCHER,),
-        engines: dict[str, Any] | None = None,
-        **settings: Any,
-    ) -> None:
-        self.faults = faults or Faults()
-        lead = ScriptedEngine(script, tools=tools)
-        self.settings: dict[str, Any] = {
-            "engine": NamedEngines({"lead": lead, "research": FunctionEngine(find_out), **(engines or {})}),
-            "config": SessionConfig(cancel_grace_s=0.1, idle_s=1e9, on_lost="resume", max_resumes=9, **settings),
-        }
-        self.lead = World(self.faults, session_id="lead", **self.settings)
-        self.store = self.lead.store.inner
-        self.worlds = {"lead": self.lead}
-
-    async def begin(self) -> Team:
-        await self.lead.create()
-        await self.lead.start("go")
-        return self
-
-    def of(self, session_id: str) -> World:
-        if session_id not in self.worlds:
-            self.worlds[session_id] = World(self.faults, session_id=session_id, store=self.store, **self.settings)
-        return self.worlds[session_id]
-
-    async def receive(self, delivery: Delivery) -> None:
-        of = (delivery.session_id, delivery.key, delivery.delivery_id, delivery.revision)
-        await self.of(delivery.addressee.session_id).ask("inbox.receive", *of)
-
-    async def dispatch(self, until: Callable[[], Any]) -> None:
-        """Hand over deliveries until a condition holds; processes that died come back, as on a cluster."""
-        for _ in range(10_000):
-            for delivery in await self.store.deliveries():
-                await self.receive(delivery)
-            for world in list(self.worlds.values()):
-                await world.ask("transactor.activate")
-            if await until():
-                return
-            await asyncio.sleep(0.05)
-        raise AssertionError("it did not happen in time")
-
-    async def has_ended(self) -> bool:
-        return not any(run.is_open for run in await self.runs()) and not await self.store.deliveries()
-
-    async def runs(self) -> list[RunRecord]:
-        keys = [session.key for session in await self.store.query()]
-        return [run for key in keys for run in await self.store.runs(key)]
-
-    async def agent_runs(self) -> list[RunRecord]:
-        return [run for run in await self.runs() if run.session_id != "lead"]
-
-    async def results(self) -> list[tuple[str, bool]]:
-        """Return the results of the lead's calls: their texts, and whether they are errors."""
-        latest = await self.lead.ask("reads.latest")
-        return [(block.text, block.is_error) for block in latest.output if isinstance(block, ToolResult)]
-
-
-async def is_waiting(team: Team) -> bool:
-    return bool((await team.store.run("go")).state == "awaiting_approval")
 
 
 @pytest.mark.virtual_time
@@ -275,6 +184,71 @@ def test_the_settings_of_an_agent_are_checked() -> None:
             agent_tool(**{"name": "researcher", "description": "Finds things out.", **setting})
 
 
+@pytest.mark.virtual_time
+async def test_an_agent_that_is_deleted_before_it_begins_is_an_error_result() -> None:
+    team = await Team([asks("boats"), "done"]).begin()
+    while not await is_waiting(team):
+        await asyncio.sleep(0.01)
+    (agent,) = await agents_below(team.store, KEY)
+    await team.delete(agent.session_id)
+    await team.hand_over(team.has_ended)
+    assert await team.results() == [("the agent's session was deleted", True)]
+    assert (await team.store.run("go")).state == "completed" and len(await team.store.query()) == 1
+
+
+@pytest.mark.virtual_time
+async def test_an_agent_that_is_deleted_before_its_result_is_handed_over_is_an_error_result() -> None:
+    team = await Team([asks("boats"), "done"]).begin()
+    while not await is_waiting(team):
+        await asyncio.sleep(0.01)
+    (begin,) = await team.store.deliveries()
+    await team.receive(begin)
+    agent = begin.addressee
+    with pytest.raises(SessionInUseError):
+        await team.of(agent.session_id).ask("forgetting.delete", memory=False)
+    await team.of(agent.session_id).wait(agent.session_id)
+    await team.delete(agent.session_id)
+    await team.hand_over(team.has_ended)
+    assert await team.results() == [("the agent's session was deleted", True)]
+
+
+@pytest.mark.virtual_time
+async def test_a_result_is_given_although_the_delete_that_hands_it_back_fails() -> None:
+    team = await Team([asks("boats"), "done"]).begin()
+    while not await is_waiting(team):
+        await asyncio.sleep(0.01)
+    (begin,) = await team.store.deliveries()
+    await team.receive(begin)
+    agent = begin.addressee
+    await team.of(agent.session_id).wait(agent.session_id)
+    assert await hand_back_results(team.store, agent) is not None
+    assert [delivery.session_id for delivery in await team.store.deliveries()] == [agent.session_id, "lead"]
+    await team.hand_over(team.has_ended)
+    assert await team.results() == [("about boats", False)]
+
+
+def test_a_caller_of_deleted_agents_goes_on_whatever_fails_or_dies() -> None:
+    """One of them is deleted before it begins, the other one before its result is handed over."""
+
+    async def life(faults: Faults) -> None:
+        team = await Team([asks("a", "b"), "done"], faults).begin()
+        while not await is_waiting(team):
+            await team.lead.ask("transactor.activate")
+            await asyncio.sleep(0.01)
+        first, second = await team.store.deliveries()
+        await team.receive(second)
+        await team.of(second.run_id).wait(second.run_id)
+        for begin in (first, second):
+            await team.delete(begin.run_id)
+        await team.hand_over(team.has_ended)
+        assert await team.results() == [("the agent's session was deleted", True)] * 2
+        assert [run.state for run in await team.runs()] == ["completed"]
+        (await team.lead.audit()).check()
+
+    struck = exhaust(life)
+    assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck
+
+
 def test_agents_are_called_once_whatever_fails_or_dies() -> None:
     """A commit that fails, one that is stored with its answer lost, a kill of any process at each step."""
 
@@ -291,20 +265,48 @@ def test_agents_are_called_once_whatever_fails_or_dies() -> None:
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck
 
 
-def test_a_cancelled_team_ends_whatever_fails_or_dies() -> None:
+@pytest.mark.virtual_time
+async def test_a_cancel_that_comes_while_an_agent_begins_ends_it() -> None:
+    slow = agent_tool("researcher", engine="slow", description="Never answers.")
+    engines = {"slow": ScriptedEngine([[Pause(math.inf)]])}
+    team = await Team([asks("a"), "done"], tools=[slow], engines=engines).begin()
+    while not await is_waiting(team):
+        await asyncio.sleep(0.01)
+    (begin,) = await team.store.deliveries()
+    agent = team.of(begin.run_id)
+    await agent.ask("transactor.activate")
+    async with agent.core.transactor.alone:  # a change is under way, for which the start of the run waits
+        beginning = asyncio.create_task(team.receive(begin))
+        await asyncio.sleep(0.1)
+        await team.lead.cancel("go")
+        cancel = next(delivery for delivery in await team.store.deliveries() if delivery.kind == "cancel")
+        await agent.core.inbox.receive(*(cancel.session_id, cancel.key, cancel.delivery_id, cancel.revision))
+    await beginning
+    assert [run.state for run in await team.runs()] == ["cancelled"] * 2
+    await team.dispatch(team.has_ended)
+
+
+def test_a_cancelled_team_ends_soon_whatever_fails_or_dies() -> None:
+    above = agent_tool("researcher", engine="above", description="Calls another.")
     slow = agent_tool("researcher", engine="slow", description="Never answers.")
 
     async def life(faults: Faults) -> None:
-        engines = {"slow": ScriptedEngine([[Pause(math.inf)]])}
-        team = await Team([asks("a"), "done"], faults, tools=[slow], engines=engines).begin()
+        engines = {
+            "above": ScriptedEngine([asks("deeper"), "never"], tools=[slow]),
+            "slow": ScriptedEngine([[Pause(math.inf)]]),
+        }
+        team = await Team([asks("a"), "done"], faults, tools=[above], engines=engines).begin()
 
         async def works() -> bool:
-            return bool(await team.agent_runs())
+            return len(await team.agent_runs()) == 2
 
         await team.dispatch(works)
         await team.lead.cancel("go")
+        loop = asyncio.get_running_loop()
+        cancelled_at = loop.time()
         await team.dispatch(team.has_ended)
-        assert [run.state for run in await team.runs()] == ["cancelled"] * 2
+        assert [run.state for run in await team.runs()] == ["cancelled"] * 3
+        assert loop.time() - cancelled_at < CANCEL_S
 
     struck = exhaust(life)
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck

@@ -94,6 +94,8 @@ class Cluster:
         session_id = message.session.session_id
         if message.verb == "delete_with_memories":
             return Forgotten(sessions=1)
+        if message.verb == "agents":
+            return []
         assert message.verb == "start"
         turn_index = self.turns.get(session_id, 0)
         self.turns[session_id] = turn_index + 1

@@ -489,6 +489,8 @@ class SessionShown(Shown):
     """The index of its next turn; indexes of discarded turns are not used again."""
     usage: UsageShown
     """Of all its runs."""
+    agents_usage: UsageShown
+    """Of the sessions of agents that its runs have called."""
     memory: MemoryUse
     ttl_s: float | None
     model: str | None
@@ -498,15 +500,15 @@ class SessionShown(Shown):
     @classmethod
     def fields_of(cls, record: SessionRecord) -> JsonObject:
         named = {name: getattr(record, name) for name in _SESSION_FIELDS}
-        usage = UsageShown.model_validate(record.usage)
-        return {"id": record.session_id, "turns": record.next_index, **named, "usage": usage}
+        usages = {name: UsageShown.model_validate(getattr(record, name)) for name in ("usage", "agents_usage")}
+        return {"id": record.session_id, "turns": record.next_index, **named, **usages}
 
     @classmethod
     def of(cls, record: SessionRecord) -> Self:
         return cls(**cls.fields_of(record))
 
 
-_SESSION_FIELDS = [name for name in SessionShown.model_fields if name not in ("id", "turns", "usage")]
+_SESSION_FIELDS = [name for name in SessionShown.model_fields if name not in ("id", "turns", "usage", "agents_usage")]
 
 
 class SessionState(SessionShown):
@@ -830,6 +832,8 @@ class RunShown(Shown):
     idempotency_key: str | None
     usage: UsageShown | None
     """Up to its last commit, or up to now."""
+    agents_usage: UsageShown
+    """Of the agents that it has called."""
     stop_reason: str | None
     resumes: int
     """How often it was resumed after its process was lost."""
@@ -847,10 +851,11 @@ class RunShown(Shown):
     def of(cls, record: RunRecord) -> Self:
         named = {name: getattr(record, name) for name in _RUN_FIELDS}
         named["output"] = record.output if record.says is None else None
-        return cls(id=record.run_id, usage=UsageShown.of(record.usage), **named)
+        agents_usage = UsageShown.model_validate(record.agents_usage)
+        return cls(id=record.run_id, usage=UsageShown.of(record.usage), agents_usage=agents_usage, **named)
 
 
-_RUN_FIELDS = [name for name in RunShown.model_fields if name not in ("id", "usage")]
+_RUN_FIELDS = [name for name in RunShown.model_fields if name not in ("id", "usage", "agents_usage")]
 
 
 class RunPage(Shown):

@@ -73,6 +73,7 @@ router = APIRouter(
 MAX_LIMIT = 1000
 
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many at most.")]
+Agents = Annotated[bool, Query(description="Also the sessions of agents that runs have called.")]
 After = Annotated[int, Query(description="Only what has a higher number.")]
 EventKinds = Annotated[
     list[str] | None, Query(max_length=MAX_NAMES, description="Only events of these kinds; may be repeated.")
@@ -117,10 +118,12 @@ async def list_sessions(
     since: Annotated[float | None, Query(description="Only if the time is not before this one.")] = None,
     until: Annotated[float | None, Query(description="Only if the time is before this one.")] = None,
     order_by: Annotated[SessionOrder, Query(description="The time by which they are ordered.")] = "created_at",
+    agents: Agents = False,
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> SessionPage:
     query: dict[str, Any] = {"agent": agent, "status": status, "title": title, "metadata": _json_object(metadata)}
+    query["agents"] = agents
     query |= {"since": since, "until": until, "order_by": order_by, "cursor": cursor, "limit": limit}
     return SessionPage.of(await caller.manager.list(user_id=caller.user_id, **query))
 
@@ -134,9 +137,10 @@ def _json_object(metadata: str | None) -> Any:
 
 @router.get("/count", summary="Count sessions")
 async def count_sessions(
-    caller: RequestCaller, agent: Agent = None, status: SessionStatus | None = None
+    caller: RequestCaller, agent: Agent = None, status: SessionStatus | None = None, agents: Agents = False
 ) -> SessionCount:
-    return SessionCount(sessions=await caller.manager.count(user_id=caller.user_id, agent=agent, status=status))
+    count = await caller.manager.count(user_id=caller.user_id, agent=agent, status=status, agents=agents)
+    return SessionCount(sessions=count)
 
 
 @router.get("/usage", summary="Tokens and costs of all sessions, or of an agent's")

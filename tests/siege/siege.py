@@ -168,7 +168,7 @@ class Siege:
         """Kill the process of an agent that a run has called, if one has a process."""
         with contextlib.suppress(TurnwiseError, ProcessLookupError):
             user = self._dice.choice(self._stage.sessions)[0]
-            sessions = [session for session in await self._manager.list(user_id=user) if session.called_by]
+            sessions = [session for session in await self._manager.list(user_id=user, agents=True) if session.called_by]
             if sessions:
                 session = await self._manager.get(self._dice.choice(sessions).session_id, user_id=user)
                 if (pid := (await session.info()).pid) and pid != os.getpid():

@@ -135,7 +135,9 @@ class AsyncWebhook:
         await self._change(is_enabled=True)
 
     async def disable(self) -> None:
-        """Tell it of nothing that happens from now on. Calls that wait are not sent: they become failed ones.
+        """Tell it of nothing that happens from now on: there are no calls for that, also after `enable`.
+
+        Calls that wait are not sent: they become failed ones.
 
         Raises:
             WebhookNotFoundError: it was deleted.
@@ -188,9 +190,11 @@ class AsyncWebhook:
 
         Raises:
             WebhookNotFoundError: it was deleted.
+            InvalidInputError: it is disabled, so nothing would be sent.
         """
         self._check_writes("send_again")
-        await self._read()
+        if not (await self._read()).is_enabled:
+            raise InvalidInputError("webhook", self.id, "it is disabled, so nothing would be sent: enable it first")
         now, count = await self._store.now(), 0
         async for call in self._calls():
             if call.due_at is None and (not calls or call.delivery_id in calls):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
+
+from turnwise.memory.deliveries.addresses import is_public
 
 if TYPE_CHECKING:
     import httpx2
@@ -17,10 +18,6 @@ POST_S = 15.0
 
 MAX_ADDRESSES = 4
 """How many addresses of a receiver are tried."""
-
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class UnreachableError(Exception):
@@ -51,23 +48,6 @@ async def resolve(host: str, port: int) -> list[str]:
     loop = asyncio.get_running_loop()
     entries = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in entries))
-
-
-def is_public(address: str) -> bool:
-    """Return whether an address is outside of every private network. One that stands for an IPv4 address is like it."""
-    ip: Address = ipaddress.ip_address(address)
-    if embedded := _embedded(ip):
-        return is_public(str(embedded))
-    is_local = isinstance(ip, ipaddress.IPv6Address) and ip.is_site_local  # which Python takes for global
-    return ip.is_global and not (ip.is_multicast or ip.is_reserved or is_local)
-
-
-def _embedded(ip: Address) -> ipaddress.IPv4Address | None:
-    if isinstance(ip, ipaddress.IPv4Address):
-        return None
-    if ip in _NAT64:
-        return ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
-    return ip.ipv4_mapped or ip.sixtofour
 
 
 class WebhookPost:

@@ -10,6 +10,7 @@ import hmac
 import json
 import secrets
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import SplitResult, urlsplit
@@ -20,6 +21,7 @@ from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.conversation.events import Event, RunCompleted, RunEnded
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.conversation.views.notebook_display import record_html
+from turnwise.memory.deliveries.addresses import is_public
 from turnwise.memory.deliveries.records import CALL_ID, Delivery, DeliveryChange
 from turnwise.memory.values.frozen_json import freeze
 from turnwise.memory.values.ids import check_names, new_id
@@ -140,7 +142,7 @@ def check_url(url: str, *, allow_private: bool = False) -> str:
 
     Raises:
         InvalidInputError: it is no URL of `https://`, or of `http://` with `allow_private`; it has a user's name or
-            password; or it is too long.
+            password; without `allow_private`, its host is an address inside the network; or it is too long.
     """
     schemes = ("https", "http") if allow_private else ("https",)
     parts: SplitResult | None = None
@@ -156,6 +158,10 @@ def check_url(url: str, *, allow_private: bool = False) -> str:
         raise InvalidInputError("url", shown(url), reason)
     if "@" in parts.netloc:
         raise InvalidInputError("url", f"{parts.scheme}://...@{parts.hostname}", "leave out the user and the password")
+    with suppress(ValueError):  # it is a name, whose addresses may be others later
+        if not allow_private and not is_public(parts.hostname or ""):
+            reason = "it is an address inside the network, to which webhooks lead only with allow_private=True"
+            raise InvalidInputError("url", shown(url), reason)
     return url
 
 

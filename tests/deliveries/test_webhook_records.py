@@ -94,8 +94,10 @@ def test_a_url_that_cannot_be_called_is_refused(url: str) -> None:
 
 def test_a_url_may_be_unencrypted_only_inside_the_network() -> None:
     assert check_url("https://a.example:8443/hook?a=b") and check_url("http://10.0.0.1/hook", allow_private=True)
-    with pytest.raises(InvalidInputError, match="allow_private=True"):
-        check_url("http://10.0.0.1/hook")
+    assert check_url("https://[2606:4700::1111]/hook") and check_url("https://10.example/hook")
+    for url in ("http://10.0.0.1/hook", "https://10.0.0.1/hook", "https://[::1]:8443/hook", "https://[::ffff:7f00:1]/"):
+        with pytest.raises(InvalidInputError, match="allow_private=True"):
+            check_url(url)
 
 
 IDS: dict[str, Any] = {"session_id": "s", "user_id": "ann", "seq": 7, "at": 4.5}

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from turnwise.actors.dispatch.webhook_post import RefusedAddressError, UnreachableError, WebhookPost, is_public, resolve
+from turnwise.actors.dispatch.webhook_post import RefusedAddressError, UnreachableError, WebhookPost, resolve
+from turnwise.memory.deliveries.addresses import is_public
 
 HEADERS = {"webhook-id": "msg_1"}
 

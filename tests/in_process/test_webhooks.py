@@ -106,6 +106,9 @@ def test_what_could_not_be_told_is_listed_and_sent_again(tmp_path: Path, receive
         assert call.why == "it answered 410, so its webhook is disabled" and call.attempts == 1
         assert call.payload["data"]["text"] == "hello" and not manager.webhooks()[0].is_enabled
         receiver.status = 200
+        with pytest.raises(InvalidInputError, match="enable it first"):
+            webhook.send_again()
+        assert webhook.failed()[0].why == call.why
         webhook.enable()
         assert webhook.send_again("no such call") == 0 and webhook.send_again() == 1
         eventually(lambda: not left(manager, webhook.id))

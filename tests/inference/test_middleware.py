@@ -20,7 +20,7 @@ from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.engines.budget import Budget, Price, priced
+from turnwise.actors.session.engines.budget import Budget, Price, exceeded, priced
 from turnwise.errors import ConfigError, EngineError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, System, Text, ToolResult, ToolUse, User, encode
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
@@ -283,8 +283,9 @@ def test_a_budget_names_the_reached_limit_and_the_usage() -> None:
         (Budget(cost=0.2), "0.25 of 0.2 cost"),
     ):
         assert budget.exceeded(spent) == reason
-    assert Budget(calls=2).exceeded(spent, times=2) is None
-    assert Budget(calls=1).exceeded(spent, times=3) == "3 of 3 calls"
+    assert exceeded({"tool_calls": 0}, Usage(calls=2)) is None
+    assert exceeded({"tool_calls": 0}, Usage(tool_calls=1)) == "1 of 0 tool calls"
+    assert exceeded({"calls": 0}, Usage()) == "0 of 0 calls"
     for name in ("tokens", "calls", "tool_calls", "seconds", "cost"):
         for value in (0, -1, float("nan")):
             with pytest.raises(ConfigError, match=f"Budget.{name}"):

@@ -136,7 +136,9 @@ class Webhook:
         self._change(is_enabled=True)
 
     def disable(self) -> None:
-        """Tell it of nothing that happens from now on. Calls that wait are not sent: they become failed ones.
+        """Tell it of nothing that happens from now on: there are no calls for that, also after `enable`.
+
+        Calls that wait are not sent: they become failed ones.
 
         Raises:
             WebhookNotFoundError: it was deleted.
@@ -189,9 +191,11 @@ class Webhook:
 
         Raises:
             WebhookNotFoundError: it was deleted.
+            InvalidInputError: it is disabled, so nothing would be sent.
         """
         self._check_writes("send_again")
-        self._read()
+        if not (self._read()).is_enabled:
+            raise InvalidInputError("webhook", self.id, "it is disabled, so nothing would be sent: enable it first")
         now, count = self._store.now(), 0
         for call in self._calls():
             if call.due_at is None and (not calls or call.delivery_id in calls):

@@ -52,9 +52,9 @@ class Budget:
         limits = {limit.name: getattr(self, limit.name) for limit in fields(self)}
         return {name: allowed for name, allowed in limits.items() if allowed is not None}
 
-    def exceeded(self, spent: Usage, times: int = 1) -> str | None:
+    def exceeded(self, spent: Usage) -> str | None:
         """See `exceeded`."""
-        return exceeded(self.limits, spent, times)
+        return exceeded(self.limits, spent)
 
 
 def spent_of(name: str, spent: Usage) -> float:
@@ -63,15 +63,15 @@ def spent_of(name: str, spent: Usage) -> float:
     return used
 
 
-def exceeded(limits: Mapping[str, float], spent: Usage, times: int = 1) -> str | None:
+def exceeded(limits: Mapping[str, float], spent: Usage) -> str | None:
     """Return the first limit that is reached, as a text such as "12 of 10 calls", or None if none is reached.
 
-    All limits are multiplied by `times`.
+    An agent's limit may be 0. One of tool calls is reached only by a call: the model may answer without any.
     """
     for name, allowed in limits.items():
         used = spent_of(name, spent)
-        if used >= allowed * times:
-            return f"{used:g} of {allowed * times:g} {name.replace('_', ' ')}"
+        if used >= allowed and (used or name != "tool_calls"):
+            return f"{used:g} of {allowed:g} {name.replace('_', ' ')}"
     return None
 
 

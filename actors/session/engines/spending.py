@@ -57,10 +57,8 @@ class Spending:
         if not budgets:
             return
         calls = run.calls
-        # Approvals are counted among this run's calls, so one beyond the session's budget holds for this run only.
-        times = 1 + count_grants(calls.values())
         for limits, used, owner, remedy in budgets:
-            excess = exceeded(limits, used, times)
+            excess = exceeded(limits, used)
             if excess is None:
                 continue
             reason = f"the {owner} has spent {excess}"
@@ -68,25 +66,35 @@ class Spending:
             if run.run_resources.config.over_budget == "fail" or rejected:
                 raise LimitError(f"{reason}: {remedy}", "budget")
             # Each extension has an id of its own.
-            raise Suspend({f"budget-{times}": CallState(name="budget", wants="budget", why=reason)})
+            number = 1 + count_grants(calls.values())
+            raise Suspend({f"budget-{number}": CallState(name="budget", wants="budget", why=reason)})
 
     def _budgets(self, run: ActiveRun) -> list[tuple[Mapping[str, float], Usage, str, str]]:
-        """Return the limits that hold for a run, what was spent of each, by whom, and what to do if that is all."""
+        """Return the limits that hold for a run, what was spent of each, by whom, and what to do if that is all.
+
+        Each approval adds the limits once more; to an agent that has got nothing, those of its own runs or session.
+        Approvals are counted among the run's calls, so one beyond a session's budget holds for the run only.
+        """
         config, session = run.run_resources.config, self._state.journal.session
         if not (config.run_budget or config.session_budget or session.budget):
             return []
         spent = run.spent
         # The session's stored usage has what the run's record has, so only the rest is added.
         in_session = session.usage + session.agents_usage + (spent - (run.record.usage or Usage()))
+        grants = count_grants(run.calls.values())
+        own: dict[str, float] = {}
         budgets: list[tuple[Mapping[str, float], Usage, str, str]] = []
-        if config.run_budget:
-            remedy = "raise SessionConfig(run_budget=...)"
-            budgets.append((config.run_budget.limits, spent + run.record.agents_usage, "run", remedy))
-        if config.session_budget:
-            remedy = "raise SessionConfig(session_budget=...)"
-            budgets.append((config.session_budget.limits, in_session, "session", remedy))
+        for budget, used, owner in (
+            (config.run_budget, spent + run.record.agents_usage, "run"),
+            (config.session_budget, in_session, "session"),
+        ):
+            if budget:
+                own = {**budget.limits, **own}
+                limits = {name: amount * (1 + grants) for name, amount in budget.limits.items()}
+                budgets.append((limits, used, owner, f"raise SessionConfig({owner}_budget=...)"))
         if session.budget:
-            budgets.append((session.budget, in_session, "agent", "its caller had no more left"))
+            limits = {name: amount + grants * (amount or own.get(name, 1)) for name, amount in session.budget.items()}
+            budgets.append((limits, in_session, "agent", "its caller had no more left"))
         return budgets
 
     def shares(self, run: ActiveRun, count: int) -> list[dict[str, float]]:
@@ -96,12 +104,11 @@ class Spending:
         include the run itself, if it goes on.
         """
         left: dict[str, float] = {}
-        times = 1 + count_grants(run.calls.values())
         at_work = [state.agent.get("budget") or {} for state in run.calls.values() if "usage" not in state.agent]
         for limits, used, _, _ in self._budgets(run):
             for name, allowed in limits.items():
                 held = 0 if name == "seconds" else sum(budget.get(name, 0) for budget in at_work)
-                left[name] = max(0, min(left.get(name, math.inf), allowed * times - spent_of(name, used) - held))
+                left[name] = max(0, min(left.get(name, math.inf), allowed - spent_of(name, used) - held))
         return [{name: share(name, amount, index, count) for name, amount in left.items()} for index in range(count)]
 
     def check_session(self, unstored: Usage) -> None:

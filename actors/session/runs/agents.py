@@ -60,6 +60,7 @@ class AgentCalls:
         spent = (lost.usage or Usage()) + lost.agents_usage
         before = spent + Usage(**agent.get("lost", {}))
         timeout_s = agent["timeout_s"] and max(LEAST_S, agent["timeout_s"] - spent.seconds)
+        agent |= {"first": agent.get("first", agent["session"])}
         agent |= {"session": agent_id(lost.run_id, call_id), "restarts": agent["restarts"] - 1, "lost": plain(before)}
         return replace(state, agent=freeze({**agent, "timeout_s": timeout_s}))
 

@@ -163,7 +163,7 @@ class Inbox:
             return
         asked = run.questions if run else {}
         if state.agent.get("background"):
-            await self._tell(agent, state.name, end)
+            await self._tell(agent, state, end)
             if end.spent is not None:
                 await self._approvals.note_end(run_id, call_id, end.spent, asked)
             return
@@ -171,10 +171,13 @@ class Inbox:
         with suppress(RunNotFoundError, CallNotFoundError, CallDecidedError):
             await self._approvals.decide(run_id, call_id, decision, spent=end.spent, asked=asked)
 
-    async def _tell(self, agent: str, name: str, end: _AgentEnd) -> None:
-        """Have the active run, or a new one, take the end of an agent in the background as a message; once."""
+    async def _tell(self, agent: str, state: CallState, end: _AgentEnd) -> None:
+        """Have the active run, or a new one, take the end of an agent in the background as a message; once.
+
+        The message names the agent by the id that the model was told when it was started.
+        """
         verb = "has given no answer" if end.is_error else "has answered"
-        prompt = f"The agent {agent} ({name}) {verb}:\n\n{end.text}"
+        prompt = f"The agent {state.agent.get('first', agent)} ({state.name}) {verb}:\n\n{end.text}"
         options: StartOptions = {"run_id": f"{agent}-end", "if_busy": "inject", "labels": {FROM_SESSION: agent}}
         await self._admission.start([prompt], **options)
 

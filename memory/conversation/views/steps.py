@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from turnwise.memory.conversation.blocks import ToolResult, ToolUse
 from turnwise.memory.conversation.events import (
+    CallDecided,
     Event,
     ModelCallEnded,
     RunEnded,
@@ -43,10 +45,14 @@ class Step:
 def steps_of(events: Iterable[Event]) -> list[Step]:
     """Return the steps of a run, from its stored events, in the order in which they began.
 
+    A call whose result came from elsewhere, as from an agent, took from the model's call to its result, and is listed
+    by its end.
+
     The last model call ends with the run. Its start is the time of the event before it, and it is not listed while the
     run goes on.
     """
     steps: list[Step] = []
+    uses: dict[str, tuple[str, float]] = {}
     open_tools: dict[str, int] = {}
     open_steps: dict[str, int] = {}
     before = 0.0
@@ -55,6 +61,7 @@ def steps_of(events: Iterable[Event]) -> list[Step]:
             continue
         match event:
             case ModelCallEnded():
+                uses |= {block.call_id: (block.name, event.at) for block in event.blocks if isinstance(block, ToolUse)}
                 steps.append(
                     Step(
                         kind="model",
@@ -83,6 +90,8 @@ def steps_of(events: Iterable[Event]) -> list[Step]:
                     steps[open_tools.pop(event.call_id)] = step
                 else:
                     steps.append(step)
+            case CallDecided(verdict="provided"):
+                steps += _provided(event, uses)
             case StepStarted():
                 open_steps[event.step] = len(steps)
                 steps.append(
@@ -107,3 +116,18 @@ def steps_of(events: Iterable[Event]) -> list[Step]:
                 pass
         before = event.at
     return steps
+
+
+def _provided(event: CallDecided, uses: Mapping[str, tuple[str, float]]) -> Iterator[Step]:
+    """Yield the calls whose results an event provides, given the name and time of each call that the model has made."""
+    for result in event.blocks:
+        if isinstance(result, ToolResult) and result.call_id in uses:
+            name, asked_at = uses[result.call_id]
+            yield Step(
+                kind="tool",
+                name=name,
+                call_id=result.call_id,
+                started_at=asked_at,
+                seconds=event.at - asked_at,
+                is_error=result.is_error,
+            )

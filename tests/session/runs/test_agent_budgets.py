@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from turnwise.actors.session.engines.budget import Budget
 from turnwise.engines import agent_tool, tool
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.conversation.views.steps import steps_of
 from turnwise.testing.exhaust import exhaust
 from turnwise.testing.faults import Faults
 from turnwise.testing.scripted_engine import ScriptedEngine
@@ -58,6 +59,15 @@ async def test_what_agents_have_spent_counts_as_their_callers() -> None:
 
 
 @pytest.mark.virtual_time
+async def test_calls_of_agents_are_steps_of_their_caller() -> None:
+    team = await a_team("a", "b").begin()
+    await team.dispatch(team.has_ended)
+    steps = [step for step in steps_of((await team.lead.ask("reads.events"))[0]) if step.kind == "tool"]
+    assert [(step.name, step.is_error) for step in steps] == [("researcher", False)] * 2
+    assert all(step.call_id and step.seconds and step.seconds > 0 for step in steps)
+
+
+@pytest.mark.virtual_time
 async def test_the_usage_of_agents_of_agents_counts_at_the_top() -> None:
     above = agent_tool("researcher", engine="above", description="Calls another.")
     engines = {"above": ScriptedEngine([asks("deep"), "found"], tools=[DIGGER]), "digger": a_digger(1)}
@@ -75,6 +85,37 @@ async def test_agents_share_what_their_caller_has_left() -> None:
     assert all(is_error and "had no more left" in text for text, is_error in await team.results())
     run = await team.store.run("go")
     assert (run.state, run.code, run.agents_usage.calls) == ("failed", "budget", 5)
+
+
+@pytest.mark.virtual_time
+async def test_an_agent_that_got_nothing_goes_on_when_a_person_allows_it() -> None:
+    team = await a_team("a", run_budget=Budget(calls=1), over_budget="ask").begin()
+
+    async def asks_for_more() -> bool:
+        return any("budget" in call.call_id for call in await team.lead.ask("reads.pending", "go"))
+
+    approved = 0
+    while not await team.has_ended():
+        await team.dispatch(lambda: either(asks_for_more, team.has_ended))
+        for call in await team.lead.ask("reads.pending", "go"):
+            run = await team.store.run("go")
+            *above, name = call.call_id.split("/")
+            owner = run.calls[above[0]]["agent"]["session"] if above else "lead"
+            await team.of(owner).decide("go" if owner == "lead" else owner, name, ApprovalDecision(verdict="approved"))
+            approved += 1
+    assert (await team.store.run("go")).state == "completed" and await team.results() == [("found", False)]
+    assert approved == 2 + 3, "two calls of the agent, which count as the lead's, and then the lead's second call"
+
+
+async def either(*conditions: Callable[[], Awaitable[bool]]) -> bool:
+    return any([await condition() for condition in conditions])
+
+
+@pytest.mark.virtual_time
+async def test_an_agent_without_a_share_of_tool_calls_may_answer_without_any() -> None:
+    team = await a_team("a", "b", digs=0, run_budget=Budget(tool_calls=1)).begin()
+    await team.dispatch(team.has_ended)
+    assert await team.results() == [("found", False)] * 2
 
 
 @pytest.mark.virtual_time

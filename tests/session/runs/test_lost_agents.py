@@ -11,9 +11,10 @@ import pytest
 from teams import SLOW_S, Team, asks
 from turnwise.actors.session.engines.budget import Budget
 from turnwise.engines import agent_tool, tool
+from turnwise.memory.conversation.blocks import ToolResult, User
 from turnwise.testing.exhaust import exhaust
 from turnwise.testing.faults import Faults
-from turnwise.testing.scripted_engine import Pause, ScriptedEngine
+from turnwise.testing.scripted_engine import Pause, ScriptedAnswer, ScriptedEngine
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +58,20 @@ async def test_an_agent_that_was_lost_begins_again_in_another_session() -> None:
     assert sorted(run.state for run in await team.agent_runs()) == ["completed", "interrupted", "interrupted"]
     assert {run.parent for run in await team.agent_runs()} == {"go"}
     assert max(run.timeout_s or 0.0 for run in await team.agent_runs()) == 60.0
+
+
+@pytest.mark.virtual_time
+async def test_the_end_of_one_in_the_background_is_told_by_the_id_that_the_model_knows() -> None:
+    again = agent_tool("researcher", engine="research", description="Finds out.", on_lost="restart", background=True)
+    look: ScriptedAnswer = [Pause(9 * SLOW_S), ("dig", {})]
+    script = [asks("boats"), look, "done", "noted"]
+    team = await Team(script, tools=[again, DIG], on_lost="interrupt").begin()
+    await kill_agents(team, 1)
+    turns = await team.lead.ask("reads.turns")
+    results = [block.text for turn in turns for block in turn.output if isinstance(block, ToolResult)]
+    (started,) = [text for text in results if text.startswith("started")]
+    texts = [block.text for turn in turns for block in (*turn.asked, *turn.output) if isinstance(block, User)]
+    assert any(text.startswith(f"The agent {started.split()[1]} (") and "boats" in text for text in texts), texts
 
 
 @pytest.mark.virtual_time

@@ -207,7 +207,9 @@ async def drive(address: str, folder: Path, number: str) -> None:
             placement=PLACEMENTS[name],
             namespace=f"test-{folder.name}",
         ) as manager:
-            sizes = Workload(appends=0.2, cancels=0.2, follows=0.2, forks=0.0, schedules=0.0, run_timeout_s=BOUND_S)
+            sizes = Workload(
+                appends=0.2, cancels=0.2, follows=0.2, forks=0.0, schedules=0.0, sends=0.0, run_timeout_s=BOUND_S
+            )
             remaining = iter(range(ASKED))
             caller = Caller(
                 manager, name, name=number, workload=sizes, acknowledged=acknowledged, seed=f"{name} {number}"

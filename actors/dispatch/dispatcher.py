@@ -275,7 +275,9 @@ class Dispatcher:
         lease_s = self._settings.lease_s
         if self.leads:
             has_time = self._leads_until - self._clock() > lease_s / 2
-            return await self._ask_for_lease(None if has_time else lease_s)
+            lease = await self._ask_for_lease(None if has_time else lease_s)
+            if self.leads:
+                return lease  # else the store's clock was set forwards, or another one has taken it
         if not await self._outranks(""):
             return await self._ask_for_lease(None)
         lease = await self._ask_for_lease(lease_s)

@@ -187,8 +187,12 @@ def test_all_commands_have_help_and_print_json() -> None:
     names = re.findall(r"^\u2502 ([a-z]+) ", described(), re.MULTILINE)
     assert {"ls", "show", "runs", "usage", "cancel", "approve", "reject", "end", "rm", "fork"} <= set(names)
     assert {"export", "import", "sweep", "memory", "serve", "console"} <= set(names)
-    memory = re.findall(r"^\u2502 ([a-z]+) ", described("memory"), re.MULTILINE)
-    commands = [[name] for name in names if name != "memory"] + [["memory", name] for name in memory]
+    groups = {
+        group: re.findall(r"^\u2502 ([a-z][a-z-]+) ", described(group), re.MULTILINE)
+        for group in ("memory", "webhooks")
+    }
+    commands = [[name] for name in names if name not in groups]
+    commands += [[group, name] for group, members in groups.items() for name in members]
     lacks = {" ".join(words) for words in commands if "--json" not in described(*words)}
     assert lacks == {"export", "console", "mcp"}
     assert turnwise("lss").exit_code == 2

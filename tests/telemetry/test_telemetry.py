@@ -294,7 +294,8 @@ async def test_the_wait_of_a_queued_run_is_part_of_its_span(spans: InMemorySpanE
     await core.admission.start(["slow 5"], run_id="first")
     for name in ("second", "third"):
         await core.admission.start([name], run_id=name, if_busy="enqueue")
-    assert _values("turnwise.runs.open") == {("helper", "running"): 1, ("helper", "queued"): 2}
+    open_runs = {of: count for of, count in _values("turnwise.runs.open").items() if count}
+    assert open_runs == {("helper", "running"): 1, ("helper", "queued"): 2}
     assert await core.admission.cancel("no longer", "third")
     await core.reads.wait("second")
     ends = {facts(span)["turnwise.run.id"]: span for span in named(spans, RUN)}

@@ -34,6 +34,9 @@ from turnwise.memory.values.checked_settings import PositiveCount, PositiveSecon
 MOST_CHARACTERS = 2000
 """The maximum length of what a reminder says, in characters."""
 
+MOST_AFTER_S = 366 * 86_400.0
+"""The most seconds after which a reminder comes that is set for a time from now: a year."""
+
 LOOKED_AHEAD = 16
 """How many occurrences of a line of cron are looked at, to find how often it recurs."""
 
@@ -94,6 +97,9 @@ _At = Annotated[
     str | None,
     Field(description="Once, at this time, as 2026-12-31T09:00; list_reminders tells the time that it is now."),
 ]
+_After = Annotated[
+    float | None, Field(gt=0, le=MOST_AFTER_S, description="Or once, after so many seconds: 600 is in ten minutes.")
+]
 _Cron = Annotated[
     str | None,
     Field(
@@ -111,20 +117,21 @@ async def set_reminder(
     context: ToolContext,
     *,
     at: _At = None,
+    after_s: _After = None,
     cron: _Cron = None,
     until: _Until = None,
     limits: ReminderLimits,
 ) -> str:
     """Set a reminder: at its time you are told the text, and can then tell the user, or do what it says.
 
-    Give either at or cron.
+    Give one of at, after_s and cron.
     """
     digest = hashlib.blake2b(context.idempotency_key.encode(errors="surrogatepass"), digest_size=10).hexdigest()
     key = f"{REMINDER}{digest}"
     with _schedules(context) as schedules:
-        when = _when(schedules, limits, at, cron, until)
+        when = _when(schedules, limits, at, after_s, cron, until)
         if when is None:
-            raise ToolError("It has no time: give either at or cron.")
+            raise ToolError("It has no time: give one of at, after_s and cron.")
         is_new = key not in [reminder.key for reminder in await schedules.reminders()]
         if is_new and await schedules.count(limits.most) >= limits.most:
             raise ToolError(f"There are {limits.most} reminders already, and no more may be set: cancel one first.")
@@ -146,13 +153,14 @@ async def change_reminder(
     *,
     text: _NewText = None,
     at: _At = None,
+    after_s: _After = None,
     cron: _Cron = None,
     until: _Until = None,
     limits: ReminderLimits,
 ) -> str:
     """Change what a reminder says, or when it comes. null leaves a field as it is; a new time replaces the old one."""
     with _schedules(context) as schedules:
-        when = _when(schedules, limits, at, cron, until)
+        when = _when(schedules, limits, at, after_s, cron, until)
         prompts = None if text is None else _prompts(schedules, limits, text)
         changed = await schedules.change(id, prompts=prompts, when=when)
     return quote_json({"changed": _shown(changed, limits)})
@@ -167,8 +175,13 @@ async def cancel_reminder(id: _Id, context: ToolContext, *, limits: ReminderLimi
 _MISSING = {"nothing_changed": "no reminder has this id: list_reminders tells ids"}
 
 
-def _when(
-    schedules: ScheduleAccess, limits: ReminderLimits, at: str | None, cron: str | None, until: str | None
+def _when(  # noqa: PLR0917 - the arguments of the tools
+    schedules: ScheduleAccess,
+    limits: ReminderLimits,
+    at: str | None,
+    after_s: float | None,
+    cron: str | None,
+    until: str | None,
 ) -> When | None:
     """Return when a reminder comes; None if nothing says so.
 
@@ -176,14 +189,16 @@ def _when(
         ToolError: it cannot come then; the message is for the model.
     """
     now = schedules.now()
-    if at is not None and cron is not None:
-        raise ToolError("Give either at or cron, not both.")
+    if sum(given is not None for given in (at, after_s, cron)) > 1:
+        raise ToolError("Give one of at, after_s and cron, and no other of them.")
     if cron is None and until is not None:
         raise ToolError("until is for reminders that recur: give cron, too.")
     if at is not None:
         if (time_s := _seconds(at, limits)) <= now:
             raise ToolError(f"{at} has passed: it is {_time(now, limits)}. Give a later time.")
         return When(at=time_s)
+    if after_s is not None:
+        return When(at=now + after_s)
     if cron is None:
         return None
     last_s = None if until is None else _seconds(until, limits)

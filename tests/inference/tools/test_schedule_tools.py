@@ -62,6 +62,19 @@ class Model:
         return json.loads(await tool(**tool.with_context(tool.check(arguments), context)))
 
 
+async def test_a_reminder_comes_after_a_while() -> None:
+    model = Model(schedule_tools())
+    tea = (await model.call("set_reminder", text="The tea.", after_s=600))["set"]
+    assert tea["next"] == "Thursday 2026-01-01T00:10 UTC"
+    assert (await model.call("change_reminder", id=tea["id"], after_s=1200.5))["changed"]["next"].endswith("00:20 UTC")
+    (delivery,) = await model.store.deliveries()
+    assert delivery.occurs_at == NEW_YEAR + 1200.5
+    for wrong in ({"after_s": 0}, {"after_s": -1}, {"after_s": 1e12}, {"after_s": 5, "cron": "0 9 * * *"}):
+        with pytest.raises((ToolError, ValueError), match="after_s"):
+            await model.call("set_reminder", text="The tea.", **wrong)
+    assert len(await model.store.deliveries()) == 1
+
+
 async def test_a_reminder_is_listed_changed_and_cancelled() -> None:
     model = Model(schedule_tools(timezone="Europe/Lisbon"))
     empty = await model.call("list_reminders")
@@ -124,8 +137,8 @@ async def test_the_reminders_of_a_user_are_bounded_over_all_sessions() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({}, "give either at or cron"),
-        ({"at": "2026-01-02T09:00", "cron": "0 9 * * *"}, "either at or cron"),
+        ({}, "give one of at, after_s and cron"),
+        ({"at": "2026-01-02T09:00", "cron": "0 9 * * *"}, "one of at, after_s and cron"),
         ({"at": "2025-12-31T09:00"}, "has passed: it is Thursday 2026-01-01T00:00 UTC"),
         ({"at": "tomorrow"}, "is no time: write it as 2026-12-31T09:00"),
         ({"at": "2026-01-02T09:00", "until": "2026-02-01T09:00"}, "give cron, too"),
@@ -185,3 +198,5 @@ def test_a_model_reminds_tomorrow_at_nine(
     assert turn.text == "Ada, water the plants!"
     assert "Thursday 2026-01-01T00:00 UTC" in str(turn.asked[0])
     assert getattr(turn.asked[1], "text", "") == "Ada wants to water the plants."
+    assert str(turn.asked[0]).count("The user says nothing. This is a reminder that you set on") == 1
+    assert turn.run_id and turn.run_id.startswith("reminder-")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
@@ -21,6 +21,17 @@ Setting = TypeVar("Setting")
 Saved = Literal["all", "completed", "none"]
 
 
+_PREFIX = "TURNWISE_MEMORY_"
+
+_VARIABLES = {
+    "TURNWISE_MEMORY_ENABLED": "AGENT_MEMORY_ENABLED",
+    "TURNWISE_MEMORY_MAX_RESULTS": "AGENT_MEMORY_MAX_RESULTS",
+    "TURNWISE_MEMORY_CATEGORIES": "AGENT_MEMORY_CATEGORIES",
+    "TURNWISE_MEMORY_AGENT_SCOPE": "AGENT_MEMORY_AGENT_SCOPE_ENABLED",
+}
+"""The variables, each with the one of the CoALA memory of other agents that says the same and is read after it."""
+
+
 def _from_environment(name: str, default: Setting, parse: Callable[[str], Setting]) -> Setting:
     """Return the value of `TURNWISE_MEMORY_<name>`; the default if it is not set or empty.
 
@@ -28,32 +39,35 @@ def _from_environment(name: str, default: Setting, parse: Callable[[str], Settin
     directory or, if there is none, of the nearest folder above it. The environment is not changed.
 
     Raises:
-        ConfigError: the value is invalid.
+        ConfigError: the value is invalid, or a variable with this beginning is none of those that there are.
     """
-    variable = f"TURNWISE_MEMORY_{name}"
-    text = (os.environ.get(variable) or _from_file(variable)).strip()
-    if not text:
-        return default
-    try:
-        return parse(text)
-    except (ValueError, KeyError) as error:
-        raise ConfigError(variable, text, f"is not a valid value: {error}") from error
+    own = f"{_PREFIX}{name}"
+    variables: Mapping[str, str | None] = {**_file(), **{key: value for key, value in os.environ.items() if value}}
+    for variable in variables:
+        if variable.startswith(_PREFIX) and variable not in _VARIABLES:
+            raise ConfigError(variable, variables[variable], f"there is no such variable: use {', '.join(_VARIABLES)}")
+    for variable in (own, _VARIABLES[own]):
+        if text := (variables.get(variable) or "").strip():
+            try:
+                return parse(text)
+            except (ValueError, KeyError) as error:
+                raise ConfigError(variable, text, f"is not a valid value: {error}") from error
+    return default
 
 
-def _from_file(variable: str) -> str:
-    """Return the value of a variable in the file `.env`; empty if there is none, or python-dotenv is not installed."""
+def _file() -> Mapping[str, str | None]:
+    """Return the variables in the file `.env`; none if there is none, or python-dotenv is not installed."""
     try:
         from dotenv import dotenv_values, find_dotenv
     except ImportError:
-        return ""
+        return {}
     path = ".env"
     try:
         path = find_dotenv(usecwd=True)
-        return (dotenv_values(path).get(variable) or "") if path else ""
+        return dotenv_values(path) if path else {}
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            variable, path, f"the file cannot be read: {error}; set the variable or mend the file"
-        ) from error
+        reason = f"the file cannot be read: {error}; set the variables or mend the file"
+        raise ConfigError(f"{_PREFIX}*", path, reason) from error
 
 
 def _boolean(text: str) -> bool:
@@ -83,7 +97,9 @@ class MemoryConfig:
     """Settings of what sessions recall and save.
 
     The defaults of the first four come from environment variables or, with python-dotenv, from a file `.env`. They are
-    read when this is made: by a manager without a `config`, when the manager is made.
+    read when this is made: by a manager without a `config`, when the manager is made. `AGENT_MEMORY_ENABLED`,
+    `AGENT_MEMORY_MAX_RESULTS`, `AGENT_MEMORY_CATEGORIES` and `AGENT_MEMORY_AGENT_SCOPE_ENABLED` are read, too, if the
+    variable of turnwise is not set. Another `TURNWISE_MEMORY_*` is an error.
     """
 
     enabled: bool = field(default_factory=lambda: _from_environment("ENABLED", True, _boolean))

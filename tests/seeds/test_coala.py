@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from memories.memory_engines import Mirror
 from turnwise import LexicalMemory, MemoryConfig, OpenAIEngine, SessionConfig, SessionManager, memory_tools
 from turnwise.cli import app
-from turnwise.errors import InvalidInputError
+from turnwise.errors import ConfigError, InvalidInputError
 from turnwise.memories import MemoryCategory, MemoryType, Scope
 from turnwise.stores import SQLItems
 
@@ -82,14 +82,26 @@ def test_the_engine_gets_the_tools() -> None:
 
 
 def test_the_environment_configures_recall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The section Configuration."""
-    settings = {"ENABLED": "true", "MAX_RESULTS": "5", "CATEGORIES": "semantic,episodic", "AGENT_SCOPE": "false"}
-    lines = [f"TURNWISE_MEMORY_{name}={value}\n" for name, value in settings.items()]
+    """The section Configuration, by its names."""
+    settings = {
+        "ENABLED": "true",
+        "MAX_RESULTS": "5",
+        "CATEGORIES": "semantic,episodic",
+        "AGENT_SCOPE_ENABLED": "false",
+    }
+    lines = [f"AGENT_MEMORY_{name}={value}\n" for name, value in settings.items()]
     (tmp_path / ".env").write_text("".join(lines), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     memory = SessionConfig().memory
     assert (memory.enabled, memory.max_results, memory.agent_scope) == (True, 5, False)
     assert memory.categories == (MemoryCategory.SEMANTIC, MemoryCategory.EPISODIC)
+    monkeypatch.setenv("TURNWISE_MEMORY_MAX_RESULTS", "7")
+    assert SessionConfig().memory.max_results == 7, "a name of turnwise comes before one of others"
+    monkeypatch.setenv("AGENT_MEMORY_MAX_RESULTS", "many")
+    assert SessionConfig().memory.max_results == 7
+    monkeypatch.delenv("TURNWISE_MEMORY_MAX_RESULTS")
+    with pytest.raises(ConfigError, match="AGENT_MEMORY_MAX_RESULTS='many'"):
+        SessionConfig()
 
 
 def test_flat_memories_are_migrated_to_their_categories(tmp_path: Path) -> None:

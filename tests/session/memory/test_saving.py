@@ -280,6 +280,10 @@ def test_settings_come_from_the_environment_and_are_checked(monkeypatch: pytest.
             patch.setenv(prefix + name, value)
             with pytest.raises(ConfigError, match=f"{prefix}{name}='{value}'"):
                 MemoryConfig()
+    with monkeypatch.context() as patch:
+        patch.setenv(f"{prefix}MAX_RESULT", "5")
+        with pytest.raises(ConfigError, match=rf"{prefix}MAX_RESULT='5'.*use .*{prefix}MAX_RESULTS"):
+            MemoryConfig()
     refused: list[dict[str, Any]] = [{"max_results": 0}, {"save": "some"}, {"timeout_s": 0}]
     for wrong in (*refused, {"categories": []}, {"categories": ["x"]}, {"categories": "semantic"}):
         with pytest.raises(ConfigError, match=r"memory\."):
@@ -300,6 +304,9 @@ def test_settings_are_read_from_a_dotenv_file_that_the_environment_overrides(
     assert "TURNWISE_MEMORY_CATEGORIES" not in os.environ
     (tmp_path / ".env").write_text("TURNWISE_MEMORY_CATEGORIES=sematic\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="TURNWISE_MEMORY_CATEGORIES='sematic'"):
+        MemoryConfig()
+    (tmp_path / ".env").write_text("TURNWISE_MEMORY_AGENT=off\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"TURNWISE_MEMORY_AGENT='off'.*there is no such variable"):
         MemoryConfig()
     (tmp_path / ".env").write_bytes(b"TURNWISE_MEMORY_CATEGORIES=\xff\n")
     with pytest.raises(ConfigError, match=r"\.env.*cannot be read"):

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from turnwise.memory.longterm.fact_table import FactTable
     from turnwise.memory.longterm.recall.user_index import UserIndex
 
+Fact = str | tuple[str, str] | MemoryItem | Mapping[str, Any]
+
 EVERYONE = "everyone"
 """The user id under which a store keeps the facts for everyone."""
 
@@ -50,8 +52,9 @@ class StaticMemory:
     query, and those that stand out for a prompt. A pickle has the settings: the facts, and those of their store.
 
     Args:
-        facts: texts, items, mappings such as `{"id": "fact1", "content": "..."}` or `{"key": "...", "value": "..."}`, a
-            `FactTable`, or a store or the URL of one.
+        facts: texts, pairs such as `("opening hours", "nine to five")`, items, mappings such as
+            `{"id": "fact1", "content": "..."}` or `{"key": "...", "value": "..."}`; a mapping of names to facts, which
+            are pairs; a `FactTable`; or a store or the URL of one.
         store: a store with more facts, or its URL. It has them as facts of the user `owner`, and is read at each
             recall, so changes in it are seen. Of two facts with the same id, the one in `facts` counts.
         owner: the user whose facts in the store are for everyone.
@@ -72,7 +75,7 @@ class StaticMemory:
 
     def __init__(
         self,
-        facts: Iterable[str | MemoryItem | Mapping[str, Any]] | FactTable | ItemStore | str,
+        facts: Iterable[Fact] | Mapping[str, str] | FactTable | ItemStore | str,
         store: ItemStore | str | None = None,
         *,
         owner: str = EVERYONE,
@@ -342,10 +345,16 @@ def _with(fact: Any, **defaults: Any) -> Any:
 
 
 def _items(facts: Iterable[Any]) -> tuple[MemoryItem, ...]:
-    if isinstance(facts, str | Mapping):
-        raise ConfigError(
-            "StaticMemory.facts", str(facts)[:80], "is one text: pass a list of facts, or use from_file()"
+    is_one = isinstance(facts, Mapping) and ({"text", "content"} & facts.keys() or {"key", "value"} <= facts.keys())
+    if isinstance(facts, str) or is_one:
+        what = (
+            "is one text: pass a list of facts, or use from_file()"
+            if isinstance(facts, str)
+            else "is one fact: pass a list"
         )
+        raise ConfigError("StaticMemory.facts", str(facts)[:80], what)
+    if isinstance(facts, Mapping):
+        facts = facts.items()
     items = [_item(number, fact) for number, fact in enumerate(facts, 1)]
     ids = [item.id for item in items]
     if len(set(ids)) < len(ids):
@@ -358,9 +367,15 @@ def _item(number: int, fact: Any) -> MemoryItem:
     """Return the item of a fact as a caller passes it."""
     if isinstance(fact, MemoryItem):
         return checked_item(_ANYBODY, fact)
-    values = {"text": fact} if isinstance(fact, str) else fact
+    values: Any = fact
+    match fact:
+        case str(text):
+            values = {"text": text}
+        case (str(key), str(value)) if key.strip() and value.strip():
+            values = {"key": key, "value": value}
     if not isinstance(values, Mapping):
-        raise InvalidMemoryError(str(number), f"it is {type(fact).__name__}: pass a text, an item or a mapping")
+        reason = f"it is {type(fact).__name__}: pass a text, a pair of two texts, an item or a mapping"
+        raise InvalidMemoryError(str(number), reason)
     fields: dict[str, Any] = {"id": str(number), "type": MemoryType.FACTS, **values}
     if "content" in fields:
         fields["text"] = fields.pop("content")

@@ -52,8 +52,9 @@ async def test_facts_have_ids_of_their_own() -> None:
             StaticMemory([wrong_fact])
     with pytest.raises(ConfigError, match=r"fact1.*two facts"):
         StaticMemory([FACTS[0], FACTS[0]])
-    with pytest.raises(ConfigError, match="one text"):
-        StaticMemory(FACTS[0])
+    for one in (FACTS[0], {"key": "rooms", "value": "12"}):
+        with pytest.raises(ConfigError, match="is one fact: pass a list"):
+            StaticMemory(one)
 
 
 async def test_a_fact_may_be_a_key_and_its_value() -> None:
@@ -61,6 +62,24 @@ async def test_a_fact_may_be_a_key_and_its_value() -> None:
     assert await facts_of(memory) == [("1", "opening hours: nine to five"), ("r", "rooms: 12")]
     (first, *_) = await memory.recall(ANN, "What are your opening hours?")
     assert (first.id, first.topic) == ("1", "opening hours")
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"opening hours": "nine to five", "rooms": "12"},
+        [("opening hours", "nine to five"), ("rooms", "12")],
+    ],
+    ids=["mapping", "tuples"],
+)
+async def test_facts_may_be_pairs(facts: Any) -> None:
+    memory = StaticMemory(facts)
+    assert await facts_of(memory) == [("1", "opening hours: nine to five"), ("2", "rooms: 12")]
+    (first, *_) = await memory.recall(ANN, "What are your opening hours?")
+    assert (first.id, first.topic) == ("1", "opening hours")
+    for wrong in ([("a",)], [("a", "b", "c")], [("rooms", 12)], {"rooms": 12}, {"rooms": ""}, {"": ""}):
+        with pytest.raises(InvalidMemoryError):
+            StaticMemory(wrong)  # type: ignore[arg-type]
 
 
 async def test_a_list_and_a_store_are_one_memory(tmp_path: Path) -> None:

@@ -321,7 +321,7 @@ class Siege:
 
     async def _carry_out(self, caller: Caller) -> None:
         """Wait until all that a session was to do later has been done, and its runs have ended."""
-        until, waiting = time.monotonic() + DUE_S, True
+        until, waiting, what = time.monotonic() + DUE_S, True, ""
         while waiting and time.monotonic() < until:
             with contextlib.suppress(TurnwiseError):
                 await caller.release()
@@ -330,9 +330,11 @@ class Siege:
                 due = [delivery for delivery in scheduled if not delivery.session_id.startswith(IMPORTED)]
                 info = await caller.result_of(session.info())
                 waiting = bool(due or info.active_run_id)
+                of = [(row.session_id, row.kind, row.key, row.due_at, row.attempts, row.why) for row in due]
+                what = f"its active run is {info.active_run_id}, and at {time.time():.0f} these wait: {of}"
             await asyncio.sleep(0.5)
         if waiting:
-            self.ledger.violate(f"{caller.user}'s {caller.chat} still has to do something after {DUE_S:g} s")
+            self.ledger.violate(f"{caller.user}'s {caller.chat} still has to do something after {DUE_S:g} s: {what}")
 
     async def _judge(self) -> None:
         ledger, records = self.ledger, await asyncio.to_thread(self._store.read)

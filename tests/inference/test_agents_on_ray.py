@@ -519,7 +519,8 @@ def test_another_process_can_provide_the_result_of_a_call(
     assert [block.blocks for block in turn.output if isinstance(block, ToolResult)] == [(), (picture,)]
     with pytest.raises(InvalidInputError, match="item 1 is a int"):
         run.provide(first.call_id, [picture, 1])
-    assert [step.name for step in run.steps() if step.kind == "tool"] == [], "no tool of the session's was called"
+    steps = [(step.name, step.is_error) for step in run.steps() if step.kind == "tool"]
+    assert steps == [("driver", False), ("driver", True)], "what was provided, too"
     audit(manager, "chat")
 
 
@@ -556,7 +557,7 @@ def test_async_handles_can_approve_and_reject(ray_bench: Bench, tmp_path: Path, 
             await asyncio.gather(*(run.approve(first.call_id, input={"euros": 1}) for _ in range(5)))
             await asyncio.gather(run.reject(second.call_id, "no"), run.provide(third.call_id, "yes"))
             assert results(await run) == [("paid 1", False), ("rejected: no", True), ("yes", False)]
-            assert [step.name for step in await run.steps() if step.kind == "tool"] == ["pay"]
+            assert [step.name for step in await run.steps() if step.kind == "tool"] == ["driver", "pay"]
             assert (await opened.usage()).tool_calls == 1
 
     asyncio.run(story())

@@ -323,7 +323,7 @@ async def test_calls_are_approved_rejected_and_provided(folder: Path, provider_u
         assert (await client.post(f"/v1/runs/{run_id}/provide", json=provided)).status_code == 204
         assert (await client.get(f"/v1/runs/{run_id}/wait")).json()["text"] == "there"
         steps = (await client.get(f"/v1/runs/{run_id}/steps")).json()["items"]
-        assert [step["kind"] for step in steps] == ["model", "model"], "the tool was called elsewhere"
+        assert [step["kind"] for step in steps] == ["model", "tool", "model"], "the tool was called elsewhere"
         labels["tools"] = [{"name": "locate", "parameters": {"type": "object"}}]
         labels["instructions"] = "Be brief."
         run_id, call = await waiting(prompt([("locate", {})], "found"))

@@ -147,11 +147,14 @@ async def list_failed_calls(
     return FailedCalls.of(await webhook.failed(cursor=cursor, limit=limit))
 
 
+_ALL = SendAgain()
+
+
 @router.post("/webhooks/{webhook_id}/send-again", summary="Send failed calls again", responses=CONFLICT)
-async def send_again(webhook_id: InPath, caller: RequestCaller, body: SendAgain | None = None) -> SentAgain:
+async def send_again(webhook_id: InPath, caller: RequestCaller, body: SendAgain = _ALL) -> SentAgain:
     """Without a body, all that have failed. They have the `webhook-id` that they had.
 
     May be repeated: a call that waits is left as it is.
     """
     webhook = await _webhook(caller, webhook_id)
-    return SentAgain(count=await webhook.send_again(*(body and body.calls) or ()))
+    return SentAgain(count=await webhook.send_again(*body.calls or ()))

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import inspect
+import logging
 import os
 import shutil
 import signal
@@ -367,6 +368,14 @@ def redis_url(redis_server: "RedisServer") -> str:
     with redis_server.client as client:
         client.flushall()
     return redis_server.url
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Nothing is logged, as by tests that inject thousands of faults, each of which would be a line."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture

@@ -64,8 +64,10 @@ async def pending_calls(
             if None in (state.agent.get("asks") or {}).values() and not state.verdict and "usage" not in state.agent:
                 pending += (await asked_by(store, SessionKey(state.agent["session"], user_id), f"{name}/"))[0]
         elif state.is_waiting and state.wants:
-            given = FrozenDict(uses[call_id].input) if call_id in uses else FrozenDict()
-            pending.append(PendingCall(call_id=name, name=state.name, input=given, wants=state.wants, why=state.why))
+            arguments = FrozenDict(uses[call_id].input) if call_id in uses else FrozenDict()
+            pending.append(
+                PendingCall(call_id=name, name=state.name, input=arguments, wants=state.wants, why=state.why)
+            )
     return pending
 
 

@@ -94,8 +94,8 @@ async def test_the_tree_over_http_is_its_users_own() -> None:
                 other = await client.get(f"/v1/runs/{run_id}/children", headers=BOB)
                 assert (other.status_code, other.json()["error"]) == (404, "run_not_found"), other.text
             count = len(tree.agents)
-            for asked, seen in ({}, 1), ({"agents": "true"}, 1 + count):
-                listed = (await client.get("/v1/sessions", params=asked)).json()["items"]
-                assert len(listed) == seen == (await client.get("/v1/count", params=asked)).json()["sessions"]
+            for params, expected in ({}, 1), ({"agents": "true"}, 1 + count):
+                listed = (await client.get("/v1/sessions", params=params)).json()["items"]
+                assert len(listed) == expected == (await client.get("/v1/count", params=params)).json()["sessions"]
             top = (await client.get(f"/v1/runs/{run.run_id}")).json()
             assert 0 < top["agents_usage"]["calls"] == sum(item["run"]["usage"]["calls"] for item in answer["items"])

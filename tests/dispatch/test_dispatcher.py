@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -31,14 +30,7 @@ from turnwise.testing.faulty_store import FaultyStore
 from turnwise.testing.process import Process
 from turnwise.testing.schedules import spread
 
-pytestmark = pytest.mark.virtual_time
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = [pytest.mark.virtual_time, pytest.mark.usefixtures("quiet")]
 
 
 def now() -> float:

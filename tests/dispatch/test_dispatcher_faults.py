@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
@@ -42,12 +41,7 @@ EPOCH_S = 1_000_000.0
 
 HOUR_S = 3600.0
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def now() -> float:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -32,14 +31,7 @@ from turnwise.testing.faulty_store import FaultyStore
 from turnwise.testing.process import Process
 from turnwise.testing.schedules import spread
 
-pytestmark = pytest.mark.virtual_time
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = [pytest.mark.virtual_time, pytest.mark.usefixtures("quiet")]
 
 
 def now() -> float:

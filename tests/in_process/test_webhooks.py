@@ -148,8 +148,8 @@ def test_a_webhook_is_changed_and_what_failed_goes_to_its_new_url(tmp_path: Path
         manager.get("other").end()
         assert webhook.send_again() == 1
         eventually(lambda: len(receiver.requests) >= 3 and not left(manager, webhook.id))
-        told = [(path.rpartition("&")[2], json.loads(body)["type"]) for path, _, body in receiver.requests]
-        assert sorted(told) == [("new", "run.completed"), ("new", "session.ended"), ("old", "run.completed")]
+        arrivals = [(path.rpartition("&")[2], json.loads(body)["type"]) for path, _, body in receiver.requests]
+        assert sorted(arrivals) == [("new", "run.completed"), ("new", "session.ended"), ("old", "run.completed")]
         wrong: list[dict[str, Any]] = [{"url": "ftp://example.org"}, {"events": []}, {"events": ["run.started"]}]
         for changes in wrong:
             with pytest.raises(InvalidInputError):

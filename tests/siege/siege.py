@@ -406,13 +406,13 @@ class Siege:
         until = time.monotonic() + DUE_S
         while ToldRuns(list(self._receiver.requests)).missing(run_ids) and time.monotonic() < until:
             await asyncio.sleep(1.0)
-        told = ToldRuns(list(self._receiver.requests))
+        receipts = ToldRuns(list(self._receiver.requests))
         self.ledger.deeds["call of a webhook"] += len(self._receiver.requests)
         self.ledger.deeds["run of which a receiver was told"] += len(run_ids)
-        for problem, runs in (("told nobody", told.missing(run_ids)), ("several calls", told.doubled(run_ids))):
+        for problem, runs in (("told nobody", receipts.missing(run_ids)), ("several calls", receipts.doubled(run_ids))):
             for run_id in runs:
                 self.ledger.violate(f"a webhook's receiver: run {run_id} completed, and {problem}")
-        for violation in told.broken:
+        for violation in receipts.broken:
             self.ledger.violate(violation)
 
     async def _check_told(self, run_id: str | None, user: str) -> None:

@@ -184,7 +184,7 @@ def nodes_on_postgres(setting: Setting) -> Report:
 
 
 def _run(setting: Setting, url: str, placement: Placement, killers: Killers, title: str) -> Report:
-    journal, acknowledged = setting.folder / "faults.jsonl", Acknowledged(setting.folder / "told.jsonl")
+    journal, acknowledged = setting.folder / "faults.jsonl", Acknowledged(setting.folder / "receipts.jsonl")
     facts_url = url if url.startswith("postgresql") else f"sqlite:///{setting.folder}/facts.db"
     workload = Workload(sessions=setting.sessions, callers=3, calls=0.3, agents=0.05, tag=f"soak-{setting.seed}")
 
@@ -242,12 +242,12 @@ async def _audit_webhooks(url: str, receiver: Receiver, acknowledged: Acknowledg
     until = time.monotonic() + CALLS_S
     while ToldRuns(list(receiver.requests)).missing(run_ids) and time.monotonic() < until:
         await asyncio.sleep(1.0)
-    told = ToldRuns(list(receiver.requests))
+    receipts = ToldRuns(list(receiver.requests))
     counts["run of which a receiver was told"] = len({*run_ids})
     return [
-        *(f"a webhook's receiver was not told that run {run_id} completed" for run_id in told.missing(run_ids)),
-        *(f"a webhook's receiver got several calls of run {run_id}" for run_id in told.doubled(run_ids)),
-        *told.broken,
+        *(f"a webhook's receiver was not told that run {run_id} completed" for run_id in receipts.missing(run_ids)),
+        *(f"a webhook's receiver got several calls of run {run_id}" for run_id in receipts.doubled(run_ids)),
+        *receipts.broken,
     ]
 
 

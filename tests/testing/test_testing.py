@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import multiprocessing
 import pickle
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +30,7 @@ from turnwise.testing.process import Process, crash
 from turnwise.testing.schedules import explore, play
 from turnwise.testing.world import World
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def test_import_turnwise_does_not_import_testing() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Iterator
 from typing import Literal
 
 import pytest
@@ -17,12 +15,7 @@ from turnwise.testing.faults import Faults
 from turnwise.testing.faulty_engine import FaultyEngine
 from turnwise.testing.world import World
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 @tool

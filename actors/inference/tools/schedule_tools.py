@@ -189,7 +189,7 @@ def _when(  # noqa: PLR0917 - the arguments of the tools
         ToolError: it cannot come then; the message is for the model.
     """
     now = schedules.now()
-    if sum(given is not None for given in (at, after_s, cron)) > 1:
+    if sum(value is not None for value in (at, after_s, cron)) > 1:
         raise ToolError("Give one of at, after_s and cron, and no other of them.")
     if cron is None and until is not None:
         raise ToolError("until is for reminders that recur: give cron, too.")

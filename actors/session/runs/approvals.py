@@ -74,7 +74,7 @@ class Approvals:
         decision: ApprovalDecision,
         *,
         spent: Usage | None = None,
-        asked: Mapping[str, Verdict | None] | None = None,
+        questions: Mapping[str, Verdict | None] | None = None,
     ) -> None:
         """Decide a waiting tool call; durable on return. The run continues when all of its calls are decided.
 
@@ -84,7 +84,7 @@ class Approvals:
 
         Args:
             spent: what the agent has spent that was called, if it has ended.
-            asked: what has waited for decisions in the run of this agent; see `questions_of`.
+            questions: what has waited for decisions in the run of this agent; see `questions_of`.
 
         Raises:
             RunNotFoundError: the session has no such run.
@@ -117,8 +117,8 @@ class Approvals:
             decided = replace(state, verdict=decision.verdict, digest=decision.digest)
             if spent is not None:
                 decided = with_usage(decided, spent)
-            if asked:
-                decided = with_agent(decided, asks=asked)
+            if questions:
+                decided = with_agent(decided, asks=questions)
             await self._decide(run, call_id, decision, {**calls, call_id: decided})
 
         await self._transactor.run(change)
@@ -127,7 +127,7 @@ class Approvals:
         self,
         run_id: str,
         call_id: str,
-        asked: Mapping[str, Verdict | None],
+        questions: Mapping[str, Verdict | None],
         revision: int,
         pending: Sequence[PendingCall],
     ) -> None:
@@ -136,7 +136,7 @@ class Approvals:
         Those who wait until the run is settled are woken if it waits for a decision now.
 
         Args:
-            asked: what waits, or has waited, for decisions in the agent's run; see `questions_of`.
+            questions: what waits, or has waited, for decisions in the agent's run; see `questions_of`.
             revision: that of the agent's session; a later state has a higher one.
             pending: the calls that wait, by their paths in this run.
         """
@@ -147,9 +147,9 @@ class Approvals:
             if run is None or state is None or state.verdict or "usage" in state.agent:
                 return
             agent = state.agent
-            if revision <= agent.get("heard", -1) or (agent.get("asks") or {}) == asked:
+            if revision <= agent.get("heard", -1) or (agent.get("asks") or {}) == questions:
                 return
-            calls = {**run.calls, call_id: with_agent(state, asks=asked, heard=revision)}
+            calls = {**run.calls, call_id: with_agent(state, asks=questions, heard=revision)}
             record = replace(run.record, calls=encode_calls(calls), usage=run.bill())
             events = question_events(run.record, record, pending)
             await self._transactor.commit(run.charged(self._journal.session, record), events, runs=[record])
@@ -184,7 +184,7 @@ class Approvals:
 
         return await self._transactor.run(change)
 
-    async def note_end(self, run_id: str, call_id: str, spent: Usage, asked: Mapping[str, Verdict | None]) -> None:
+    async def note_end(self, run_id: str, call_id: str, spent: Usage, questions: Mapping[str, Verdict | None]) -> None:
         """Store what an agent in the background has spent, if the run that has called it is open. May be repeated."""
 
         async def change() -> None:
@@ -192,7 +192,7 @@ class Approvals:
             state = run.calls.get(call_id) if run else None
             if run is None or state is None or "usage" in state.agent:
                 return
-            calls = {**run.calls, call_id: with_agent(with_usage(state, spent), asks=asked)}
+            calls = {**run.calls, call_id: with_agent(with_usage(state, spent), asks=questions)}
             record = replace(run.record, calls=encode_calls(calls), usage=run.bill())
             session = _with_agents(run.charged(self._journal.session, record), run.record, record)
             await self._transactor.commit(session, question_events(run.record, record), runs=[record])

@@ -161,15 +161,15 @@ class Inbox:
         restarts = state.agent.get("restarts") if run and run.state == "interrupted" else 0
         if run and restarts and await self._approvals.begin_again(run_id, call_id, run):
             return
-        asked = run.questions if run else {}
+        questions = run.questions if run else {}
         if state.agent.get("background"):
             await self._tell(agent, state, end)
             if end.spent is not None:
-                await self._approvals.note_end(run_id, call_id, end.spent, asked)
+                await self._approvals.note_end(run_id, call_id, end.spent, questions)
             return
         decision = ApprovalDecision(verdict="provided", text=end.text, is_error=end.is_error)
         with suppress(RunNotFoundError, CallNotFoundError, CallDecidedError):
-            await self._approvals.decide(run_id, call_id, decision, spent=end.spent, asked=asked)
+            await self._approvals.decide(run_id, call_id, decision, spent=end.spent, questions=questions)
 
     async def _tell(self, agent: str, state: CallState, end: _AgentEnd) -> None:
         """Have the active run, or a new one, take the end of an agent in the background as a message; once.

@@ -328,12 +328,14 @@ class SessionReads:
         stored = await read_turns(partial(store.turns, self.key), start, end)
         runs = {run.run_id: run for run in await read_runs(partial(store.runs, self.key), start, end)}
         opened = {turn.index: turn for turn in self._state.open_turns}
+        active = self._state.active
+        answered = (
+            {active.run_id: active.streamed()} if active else {}
+        )  # as of `opened`: a commit moves one to the other
         async for turn, prompt, output in self._journal.blocks.read_back(
             [opened.get(turn.index, turn) for turn in stored]
         ):
-            active = self._state.active
-            streamed = active.streamed() if active and active.run_id == turn.run_id else ()
-            run = runs.get(turn.run_id or "")
+            run, streamed = runs.get(turn.run_id or ""), answered.get(turn.run_id or "", ())
             yield list(chat_messages_of(self.session_id, turn, run, prompt, output, streamed=streamed))
 
     async def runs(self, after: int = -1, limit: int = 100) -> list[RunRecord]:

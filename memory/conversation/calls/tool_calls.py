@@ -42,7 +42,8 @@ class CallState:
     """Of a call of an agent: the id of its `session`, and the `engine`, `memory` and `timeout_s` of that; its `budget`;
     its `batch`, which those that one answer calls share; and its `usage`, once it has ended. `background`: the call
     has its result, and the agent goes on. `asks`: what has waited for a decision there; see `questions_of`.
-    `restarts`: how often it may begin again; `lost`: the usage of those before it."""
+    `restarts`: how often it may begin again; `first`: the session of the first one; `lost`: the usage of those
+    before it."""
     question: str | None = None
     """The engine's id of what it asked, if the engine has such ids: a later question about the call has another."""
 

@@ -446,10 +446,10 @@ def _notes_hold(
 
 
 def _said_once(runs: Iterable[RunRecord], steps: Iterable[_Step], notes: Iterable[Note]) -> Iterator[Finding]:
-    said = [note for note in notes if note.kind == "said"]
-    times = Counter(block.text for block in _blocks_once(steps) if isinstance(block, Text)) if said else Counter()
+    said_notes = [note for note in notes if note.kind == "said"]
+    times = Counter(block.text for block in _blocks_once(steps) if isinstance(block, Text)) if said_notes else Counter()
     states = {run.run_id: run.state for run in runs}
-    for note in said:
+    for note in said_notes:
         state, count = states.get(note.run_id or ""), times[note.prompt or ""]
         if count != (state == "completed"):
             yield "said once", f"{note.prompt!r} of run {note.run_id!r}, which is {state}, is said {count} times"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +31,6 @@ from turnwise.testing.faults import Faults
 from turnwise.testing.faulty_engine import FaultyEngine
 from turnwise.testing.world import World
 from windows.stage import Summarizer, chat, opened, prompts, said, summarize
-
-
-@pytest.fixture
-def _quiet() -> Iterator[None]:
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def bytes_of(folder: Path) -> bytes:
@@ -262,7 +254,7 @@ async def test_an_encrypted_session_can_be_cleared() -> None:
     assert said(turn.blocks)[0] == "two"
 
 
-@pytest.mark.usefixtures("_quiet")
+@pytest.mark.usefixtures("quiet")
 def test_no_fault_at_any_point_leaves_a_session_half_cleared() -> None:
     async def life(faults: Faults) -> None:
         world = World(faults, engine=FaultyEngine(faults, word_s=0.01))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -42,13 +41,6 @@ CHAT: list[Any] = [
 ]
 GIVEN = read_messages(CHAT)
 WAITING = read_messages([*CHAT, {"role": "user", "content": "three"}])
-
-
-@pytest.fixture
-def _quiet() -> Iterator[None]:
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def texts_of(blocks: Iterable[Block]) -> list[str]:
@@ -313,7 +305,7 @@ async def test_an_archive_keeps_an_appended_call_that_waits_for_its_result() -> 
     assert [block.kind for block in (await copy.reads.turn(0)).asked] == ["user", "tool_use", "tool_result"]
 
 
-@pytest.mark.usefixtures("_quiet")
+@pytest.mark.usefixtures("quiet")
 def test_no_fault_at_any_point_leaves_a_part_of_an_import_or_two() -> None:
     async def life(faults: Faults) -> None:
         world = World(faults, engine=FaultyEngine(faults, word_s=0.01))
@@ -329,7 +321,7 @@ def test_no_fault_at_any_point_leaves_a_part_of_an_import_or_two() -> None:
     assert exhaust(life)["kill"] > 10
 
 
-@pytest.mark.usefixtures("_quiet")
+@pytest.mark.usefixtures("quiet")
 def test_no_fault_at_any_point_keeps_what_was_cleared_from_being_imported_again() -> None:
     async def life(faults: Faults) -> None:
         world = World(faults)

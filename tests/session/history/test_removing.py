@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +32,6 @@ from turnwise.testing.faults import Faults
 from turnwise.testing.faulty_engine import FaultyEngine
 from turnwise.testing.world import World
 from windows.stage import Summarizer, chat, events_of, opened, prompts, said, summarize
-
-
-@pytest.fixture
-def _quiet() -> Iterator[None]:
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def own(turn: Turn) -> list[Span]:
@@ -348,7 +339,7 @@ async def test_a_removal_is_there_after_a_restart_and_in_an_archive(kind: str, t
     await store.close()
 
 
-@pytest.mark.usefixtures("_quiet")
+@pytest.mark.usefixtures("quiet")
 def test_no_fault_at_any_point_leaves_a_removal_half_done() -> None:
     async def life(faults: Faults) -> None:
         world = World(faults, engine=FaultyEngine(faults, word_s=0.01))

@@ -6,9 +6,8 @@ A failing life prints its seed, which replays it: `TURNWISE_SEED=<seed> pytest -
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -56,13 +55,7 @@ PATIENCE_S = 3.0
 SCOPE = Scope(user_id="default", session_id=SESSION)
 ENDED = ("completed", "cancelled", "failed", "interrupted")
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Errors in these lives are logged a thousand times, and pytest would keep every record."""
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def words_of(blocks: Sequence[Block]) -> set[str]:

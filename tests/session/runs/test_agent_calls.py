@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,12 +21,7 @@ from turnwise.testing.scripted_engine import Pause, ScriptedEngine
 CANCEL_S = 10.0
 """In which time a cancel reaches two levels, one fault included, in seconds."""
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 @pytest.mark.virtual_time

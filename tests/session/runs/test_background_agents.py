@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,12 +16,7 @@ from turnwise.testing.exhaust import exhaust
 from turnwise.testing.faults import Faults
 from turnwise.testing.scripted_engine import Pause, ScriptedAnswer, ScriptedEngine
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 BEHIND = agent_tool("researcher", engine="research", description="Finds things out.", background=True)
@@ -53,8 +46,8 @@ async def test_the_result_is_at_once_and_the_end_begins_the_next_turn() -> None:
     assert await team.results() == [(f"started {agent}", False)]
     await team.dispatch(team.has_ended)
     assert await messages(team) == [f"The agent {agent} (researcher) has answered:\n\nabout boats"]
-    told = await team.store.run(f"{agent}-end")
-    assert (told.state, told.labels) == ("completed", {"from_session": agent})
+    message_run = await team.store.run(f"{agent}-end")
+    assert (message_run.state, message_run.labels) == ("completed", {"from_session": agent})
 
 
 @pytest.mark.virtual_time
@@ -64,8 +57,8 @@ async def test_the_end_goes_into_the_active_run() -> None:
     await team.dispatch(team.has_ended)
     (agent,) = await ids(team)
     assert len(await messages(team)) == 1
-    run, told = await team.store.run("go"), await team.store.run(f"{agent}-end")
-    assert run.state == "completed" and (told.code, told.successor) == ("merged", "go")
+    run, message_run = await team.store.run("go"), await team.store.run(f"{agent}-end")
+    assert run.state == "completed" and (message_run.code, message_run.successor) == ("merged", "go")
 
 
 @pytest.mark.virtual_time
@@ -116,8 +109,8 @@ def test_each_end_is_told_once_whatever_fails_or_dies() -> None:
         look: ScriptedAnswer = [Pause(SLOW_S / 2), ("look", {})]
         team = await a_team(asks("a", "b"), look, *["noted"] * 3, faults=faults).begin()
         await team.dispatch(team.has_ended)
-        told = [text.rpartition("\n")[2] for text in await messages(team)]
-        assert sorted(told) == ["about a", "about b"]
+        ends = [text.rpartition("\n")[2] for text in await messages(team)]
+        assert sorted(ends) == ["about a", "about b"]
         assert {run.state for run in await team.agent_runs()} == {"completed"}
         assert (await team.store.run("go")).state == "completed"
         for world in team.worlds.values():

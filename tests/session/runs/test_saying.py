@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from operator import attrgetter
 from typing import Any
@@ -43,12 +42,7 @@ KEY = SessionKey("session")
 
 SLOW_S = 0.3
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 async def answer(turn: Turn) -> AsyncIterator[str]:

@@ -6,8 +6,6 @@ A failing life prints its seed; `TURNWISE_SEED=<seed> pytest tests/session/state
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -36,13 +34,7 @@ from turnwise.memory.conversation.views.rebuild import Rebuilt, rebuild
 
 LIVES = share(20_000, 200)
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Errors in these lives are logged ten thousand times, and pytest would keep every record."""
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 async def live(seed: int) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Literal
 
 import pytest
@@ -37,12 +36,7 @@ OnLost = Literal["interrupt", "resume"]
 LONG_S = 0.3
 """How long an answer takes: many times longer than a caller waits before it repeats a request."""
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 @tool

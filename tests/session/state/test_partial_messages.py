@@ -61,7 +61,7 @@ class Steps:
         await self.arrived.acquire()
 
 
-def told(messages: Sequence[ChatMessage]) -> list[tuple[int, str, str, bool]]:
+def lines_of(messages: Sequence[ChatMessage]) -> list[tuple[int, str, str, bool]]:
     return [(message.number, message.role, message.text, message.is_partial) for message in messages]
 
 
@@ -75,25 +75,22 @@ async def test_the_last_message_grows_and_is_marked_until_it_is_stored() -> None
         await engine.arrived.acquire()
 
         async def messages() -> list[tuple[int, str, str, bool]]:
-            found, is_more = await core.reads.messages(None, 100)
+            newest, is_more = await core.reads.messages(None, 100)
             assert not is_more
-            return told(found)
+            return lines_of(newest)
 
-        asked, said = (0, "user", "how many?", False), (1, "assistant", "Let me look. ", False)
-        assert await messages() == [asked]
+        prompt, step = (0, "user", "how many?", False), (1, "assistant", "Let me look. ", False)
+        assert await messages() == [prompt]
         await engine.go_on()
-        assert await messages() == [asked, (1, "assistant", "Let me ", True)]
+        assert await messages() == [prompt, (1, "assistant", "Let me ", True)]
         await engine.go_on()
-        assert await messages() == [asked, (1, "assistant", "Let me look. ", True)]
+        assert await messages() == [prompt, (1, "assistant", "Let me look. ", True)]
         await engine.go_on()
-        assert await messages() == [asked, said, (2, "tool", "42", False)], "a step that is stored is not partial"
+        assert await messages() == [prompt, step, (2, "tool", "42", False)], "a step that is stored is not partial"
         await engine.go_on()
-        assert await messages() == [asked, said, (2, "tool", "42", False), (3, "assistant", "It is 42", True)]
-        assert told((await SessionReads(StoredSource(SessionKey(SESSION), store, None)).messages(None, 100))[0]) == [
-            asked,
-            said,
-            (2, "tool", "42", False),
-        ], "who reads the store alone has what is stored"
+        assert await messages() == [prompt, step, (2, "tool", "42", False), (3, "assistant", "It is 42", True)]
+        stored, _ = await SessionReads(StoredSource(SessionKey(SESSION), store, None)).messages(None, 100)
+        assert lines_of(stored) == [prompt, step, (2, "tool", "42", False)], "the store alone has what is stored"
         engine.permission.release()
         await core.reads.wait("run")
         assert (await messages())[-1] == (3, "assistant", "It is 42, as ever.", False)

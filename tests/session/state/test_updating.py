@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 
 from engines import ScriptedEngine
@@ -18,13 +15,6 @@ from turnwise.testing.exhaust import exhaust
 from turnwise.testing.faults import Faults
 from turnwise.testing.faulty_engine import FaultyEngine
 from turnwise.testing.world import World
-
-
-@pytest.fixture
-def _quiet() -> Iterator[None]:
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
 
 
 async def new_core(**values: object) -> tuple[SessionCore, InMemoryStore]:
@@ -66,7 +56,7 @@ async def test_a_running_and_an_ended_session_can_be_renamed() -> None:
     assert (session.title, session.metadata, session.status) == ("while it runs", {"after": "the end"}, "ended")
 
 
-@pytest.mark.usefixtures("_quiet")
+@pytest.mark.usefixtures("quiet")
 def test_no_fault_at_any_point_loses_a_change() -> None:
     async def life(faults: Faults) -> None:
         world = World(faults, engine=FaultyEngine(faults, word_s=0.01))

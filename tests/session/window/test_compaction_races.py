@@ -8,9 +8,8 @@ A failing life prints its seed; `TURNWISE_SEED=<seed> pytest -k <test>` replays 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -46,13 +45,7 @@ LIVES = share(1000, 50)
 
 COUNTER = ByteCounter()
 
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Errors in these lives are logged a thousand times, and pytest would keep every record."""
-    logging.disable()
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 class Summarizer:

@@ -9,13 +9,19 @@ from typing import Any
 
 import pytest
 
+from schedules import SESSION
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.state import reads
 from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.events import AnyEvent
+from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.stores.conformance.fixtures import own
+from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.values.ids import new_id
 
 MakeManager = Callable[..., SessionManager]
 
@@ -61,6 +67,28 @@ def test_small_pages_lead_through_all_events_of_rare_kinds(
         after = page.next
     assert [event.seq for event in ends] == [event.seq for event in chat.events() if event.kind == "run_completed"]
     assert len(ends) == 4 and empty and pages < 20
+
+
+def test_a_wait_looks_through_all_that_is_there(make_manager: MakeManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reads, "PAGES_OF_KINDS", 1)
+    chat = make_manager(engine=EchoEngine()).open("chat")
+    for step in range(20):
+        chat.add_event("step", {"step": step})
+    chat.run("hello").wait()
+    (end,) = chat.events(0, 3, kinds=["run_completed"], wait_s=60)
+    assert end.kind == "run_completed"
+
+
+@pytest.mark.virtual_time
+async def test_one_request_looks_through_so_many_pages_even_if_it_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reads, "PAGES_OF_KINDS", 2)
+    store = InMemoryStore()
+    await own(store, SESSION)
+    core = SessionCore(SessionKey(SESSION), store, EchoEngine())
+    await core.transactor.activate()
+    for step in range(20):
+        await core.additions.add_event("step", {"step": step}, new_id())
+    assert await core.reads.events(0, 3, kinds=["run_completed"], timeout_s=60.0) == ([], 6, False)
 
 
 def test_a_wait_ends_with_the_first_event_of_the_kinds_and_not_with_others(make_manager: MakeManager) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from copy import copy
 
 import pytest
 
@@ -19,6 +20,7 @@ from turnwise.actors.session.state.reads import SessionReads
 from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse
 from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.views.chat_messages import ChatMessage
 from turnwise.memory.stores.conformance.fixtures import own
@@ -89,6 +91,11 @@ async def test_the_last_message_grows_and_is_marked_until_it_is_stored() -> None
         assert await messages() == [prompt, step, (2, "tool", "42", False)], "a step that is stored is not partial"
         await engine.go_on()
         assert await messages() == [prompt, step, (2, "tool", "42", False), (3, "assistant", "It is 42", True)]
+        active = core.state.active
+        assert active and active.attempt
+        ledger, active.attempt.ledger = active.attempt.ledger, Ledger(map(copy, active.output.blocks))
+        assert await messages() == [prompt, step, (2, "tool", "42", False)], "its answer was lost"
+        active.attempt.ledger = ledger
         stored, _ = await SessionReads(StoredSource(SessionKey(SESSION), store, None)).messages(None, 100)
         assert lines_of(stored) == [prompt, step, (2, "tool", "42", False)], "the store alone has what is stored"
         engine.permission.release()

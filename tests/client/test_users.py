@@ -203,21 +203,24 @@ def use_every_verb(chat: Session, secret: str) -> None:
 
 @pytest.mark.parametrize(
     ("store", "placement"),
-    [
-        ("sqlite", Dedicated()),
-        ("sqlite", Packed(hosts=1)),
-        ("postgresql", Packed(hosts=1)),
-        ("redis", Packed(hosts=1)),
-        ("memory", Packed(hosts=1)),
-    ],
+    [("sqlite", Dedicated()), ("sqlite", Packed(hosts=1)), ("memory", Packed(hosts=1))],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__.lower(),
 )
 def test_two_users_have_sessions_of_one_id_and_nothing_shows_the_other(
-    store: str, placement: Placement, make_ray_manager: MakeManager, request: pytest.FixtureRequest, tmp_path: Path
+    store: str, placement: Placement, make_ray_manager: MakeManager, tmp_path: Path
 ) -> None:
-    url = {"sqlite": f"sqlite:///{tmp_path}/own.db", "memory": f"memory://{tmp_path.name}"}.get(store)
-    url = url or request.getfixturevalue("database" if store == "postgresql" else "redis_url")
-    manager = make_ray_manager(store=url, placement=placement)
+    url = f"sqlite:///{tmp_path}/own.db" if store == "sqlite" else f"memory://{tmp_path.name}"
+    check_two_users(make_ray_manager(store=url, placement=placement))
+
+
+@pytest.mark.parametrize("server", ["database", "redis_url"])
+def test_two_users_have_sessions_of_one_id_on_servers(
+    server: str, make_manager: MakeManager, request: pytest.FixtureRequest
+) -> None:
+    check_two_users(make_manager(store=request.getfixturevalue(server)))
+
+
+def check_two_users(manager: SessionManager) -> None:
     for user in ("alice", "bob"):
         assert isinstance(asyncio.run(outcome(manager.get, "chat", user_id=user)), SessionNotFoundError)
         use_every_verb(manager.open("chat", user_id=user), f"secret of {user}")

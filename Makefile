@@ -99,17 +99,27 @@ $(READY_FOR_NEWEST): $(READY) requirements-test.lock
 	@touch $@
 
 .PHONY: test-newest
-test-newest: $(READY) ## run what may differ by the version of Python, on the newest one that this machine has: see tests/lanes.py
-	@for minor in 14 13 12; do \
-	    case "$$(sed -n 2p $(READY))" in 3.$$minor.*) break;; esac; \
-	    for python in "$$(command -v python3.$$minor)" "$$(pyenv root 2>/dev/null)"/versions/3.$$minor.*/bin/python; do \
-	        ! "$$python" -c '' 2>/dev/null || exec $(MAKE) --no-print-directory -f '$(firstword $(MAKEFILE_LIST))' \
-	            VENV=$(NEWEST) PYTHON="$$python" test-here ARGS='$(ARGS)'; done; done; \
-	echo 'skipped: this machine has no newer Python than that of $(VENV)'
+test-newest: ## run what may differ by the version of Python on the newest one that this machine has, in .venv-newest
+	@$(call on_newest,test-here ARGS='$(ARGS)')
+
+.PHONY: newest
+newest: ## make or refresh .venv-newest
+	@$(call on_newest,$(NEWEST)/ready-for-newest)
 
 .PHONY: test-here
-test-here: $(READY_FOR_NEWEST) # what the environment of $(VENV) is tested with in place of all tests
+test-here: $(READY_FOR_NEWEST) # in $(VENV), in place of all tests
 	$(BIN)/python tests/lanes.py --newest $(ARGS)
+
+# The newest Python is one on the PATH or of pyenv, and newer than that of .venv, which may not be there yet.
+OF_VENV = $(if $(filter file,$(origin PYTHON)),$(or $(MADE_OF),$(VERSION)),$(VERSION))
+define on_newest
+for minor in 14 13 12; do \
+	    case "$(OF_VENV)" in 3.$$minor.*) break;; esac; \
+	    for python in "$$(command -v python3.$$minor)" "$$(pyenv root 2>/dev/null)"/versions/3.$$minor.*/bin/python; do \
+	        ! "$$python" -c '' 2>/dev/null || exec $(MAKE) --no-print-directory -f '$(firstword $(MAKEFILE_LIST))' \
+	            VENV=$(NEWEST) PYTHON="$$python" $(1); done; done; \
+	echo 'skipped: this machine has no newer Python than that of $(VENV)'
+endef
 
 .PHONY: races
 races: $(TESTING) ## run all schedules of the races and random histories, of which `make test` runs a part

@@ -78,9 +78,13 @@ MORE = [
 types, docs, packages and measurements. As patterns, in the order in which files are taken, so that no lane ends long
 after the others."""
 
-OF_OTHERS = ("adapters/", "console/", "http/front_ends/", "http/openai/", "project/")
-"""Rooms whose tests tell of frameworks, browsers and clients of others, which their makers test on each Python, and of
-this project's files: `make test-newest` leaves them out."""
+SAME_ON_EACH_PYTHON = (
+    *("adapters/", "console/", "http/front_ends/", "http/openai/"),  # frameworks, browsers and clients of others
+    *("cli/", "http/server/"),  # programs of their own, where warnings are no errors
+    *("longterm/test_postgres_memory.py", "stores/test_redis_store.py"),  # what servers do
+    "project/",
+)
+"""The rooms and files that `make test-newest` leaves out, beside searches."""
 
 END_TO_END = "client/test_sessions_on_ray.py"
 """The tests with a Ray that `make test-newest` runs."""
@@ -110,11 +114,12 @@ def may_need_ray(file: Path) -> bool:
 def is_same_on_each_python(file: Path) -> bool:
     """Return whether `make test-newest` leaves a file out, since what it would find is found on another Python, too.
 
-    These are searches through many schedules or values, of which `make races` tries all, and `OF_OTHERS`. Of the rest,
-    each test runs, and with each of its values once: see `each_value_once` in tests/conftest.py.
+    These are searches through many schedules or values, of which `make races` tries all, and those of
+    `SAME_ON_EACH_PYTHON`. Of the rest, each test runs but exhaustive ones, and with each of its values once: see
+    `each_value_once` in tests/conftest.py.
     """
     searches = re.search(r"TURNWISE_ALL|from scale|import scale|@given", file.read_text(encoding="utf-8"))
-    return bool(searches) or name_of(file).startswith(OF_OTHERS)
+    return bool(searches) or name_of(file).startswith(SAME_ON_EACH_PYTHON)
 
 
 def name_of(file: Path) -> str:

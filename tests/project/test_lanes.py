@@ -71,6 +71,9 @@ def test_ways(way, size):
 
 def test_again(store):
     pass
+
+def test_each_fault():
+    exhaust("life")
 """
 
 

@@ -270,21 +270,28 @@ async def test_a_verb_that_a_redis_key_stops_leaves_nothing_behind(
                     except TurnwiseError:
                         failed.add(name)
                         assert stored(client) == before, name
-                    client.flushdb()
+                    at_once = client.pipeline()
+                    at_once.flushdb()
                     for key, value in dumps.items():
-                        client.restore(key, 0, value)
+                        at_once.restore(key, 0, value)
+                    at_once.execute()
     assert failed >= set(verbs)
 
 
 def stored(client: Any) -> dict[bytes, Any]:
     """Return all that is in a database. Not as dumps, which differ with the order that a hash happens to be in."""
+    keys, at_once = client.keys("*"), client.pipeline()
     read = {
-        b"hash": client.hgetall,
-        b"zset": lambda key: client.zrange(key, 0, -1, withscores=True),
-        b"string": client.get,
-        b"list": lambda key: client.lrange(key, 0, -1),
+        b"hash": at_once.hgetall,
+        b"zset": lambda key: at_once.zrange(key, 0, -1, withscores=True),
+        b"string": at_once.get,
+        b"list": lambda key: at_once.lrange(key, 0, -1),
     }
-    return {key: read[client.type(key)](key) for key in client.keys("*")}
+    for key in keys:
+        at_once.type(key)
+    for key, kind in zip(keys, at_once.execute(), strict=True):
+        read[kind](key)
+    return dict(zip(keys, at_once.execute(), strict=True))
 
 
 def damages(client: Any) -> Iterator[Callable[[], object]]:

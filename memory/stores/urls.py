@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from turnwise.errors import ConfigError, StoreURLError
-from turnwise.memory.values.importing import importing
+from turnwise.memory.values.collection_pauses import importing
 
 if TYPE_CHECKING:
     from turnwise.memory.stores.base import SessionStore

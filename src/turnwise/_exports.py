@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from turnwise.memory.values.importing import importing
+from turnwise.memory.values.collection_pauses import importing
 
 
 def exports(module: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:

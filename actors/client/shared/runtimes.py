@@ -5,7 +5,7 @@ from __future__ import annotations
 from turnwise.actors.hosting.placement import InProcess, Placement
 from turnwise.actors.hosting.runtime import Runtime
 from turnwise.errors import ConfigError
-from turnwise.memory.values.importing import importing
+from turnwise.memory.values.collection_pauses import importing
 
 
 def runtime_of(placement: Placement, namespace: str) -> Runtime:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from turnwise.memory.values.importing import importing
+from turnwise.memory.values.collection_pauses import importing
 
 NEW = "a_package_that_is_not_imported"
 
@@ -56,7 +56,7 @@ def test_what_a_program_has_frozen_stays_frozen() -> None:
 
 def test_imported_objects_count_as_old_and_later_garbage_among_them_is_collected() -> None:
     program = f"""import gc, weakref
-from turnwise.memory.values.importing import importing
+from turnwise.memory.values.collection_pauses import importing
 class Node: pass
 with importing({NEW!r}):
     node = Node()

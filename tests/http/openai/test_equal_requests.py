@@ -18,7 +18,7 @@ from tools.agent_tools import prompt
 from turnwise.http import create_app
 from turnwise.testing import LocalProvider
 
-TIMES = 10
+TIMES = 25
 
 
 @pytest.fixture(scope="module")

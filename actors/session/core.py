@@ -18,6 +18,7 @@ from turnwise.actors.session.history.block_removals import Removals
 from turnwise.actors.session.history.forgetting import Forgetting
 from turnwise.actors.session.history.forking import Forking
 from turnwise.actors.session.history.importing import Importing
+from turnwise.actors.session.memory.memory_bill import MemoryBill
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
 from turnwise.actors.session.memory.unsaved_turns import SavingProgress
@@ -100,8 +101,9 @@ class SessionCore:
             state, tasks, engines, progress, recover=self._recover, alarm=alarm, outbox=outbox
         )
         self.reads = SessionReads(LiveSource(state, transactor.loaded))
-        self.ingestion = MemoryIngestion(state, transactor, engines, tasks, progress)
-        self.retrieval = MemoryRetrieval(state, engines, tasks, self.ingestion)
+        bill = MemoryBill(spending, transactor)
+        self.ingestion = MemoryIngestion(state, transactor, engines, tasks, progress, bill=bill)
+        self.retrieval = MemoryRetrieval(state, engines, tasks, self.ingestion, bill)
         plans = PlanRunner(state, transactor, spending)
         self.compaction = WindowCompaction(state, transactor, engines, tasks, plans)
         self.next_window = NextWindow(state, transactor, engines, plans, self.compaction)

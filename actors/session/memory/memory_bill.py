@@ -1,0 +1,38 @@
+"""`MemoryBill`: charges a session for the model calls that its memories make."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+
+from turnwise.actors.session.engines.spending import Spending
+from turnwise.actors.session.state.transactor import Transactor
+from turnwise.errors import EngineError
+from turnwise.memory.conversation.ledger import Spent, SpentOn
+from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.longterm.model_usage import billed_to
+
+
+class MemoryBill:
+    """Charges the session for what memories report: its next commit stores it, and `store` at once.
+
+    A model call of a memory whose answer is lost, or that a kill interrupts before the commit, is not counted.
+    """
+
+    def __init__(self, spending: Spending, transactor: Transactor) -> None:
+        self._spending = spending
+        self._transactor = transactor
+
+    def of(self, kind: SpentOn) -> AbstractContextManager[None]:
+        """Return a context in which calls of memories are charged, under this kind."""
+        return billed_to(partial(self._charge, kind))
+
+    def _charge(self, kind: SpentOn, usage: Usage, model: str | None) -> None:
+        with suppress(EngineError):  # without a price, it has no cost
+            usage = self._spending.price(usage, model)
+        self._transactor.add_unbilled(Spent.on(usage, kind=kind, model=model or ""))
+
+    async def store(self) -> None:
+        """Store what was charged and no commit has stored yet."""
+        if self._transactor.has_unbilled:
+            await self._transactor.run_until_stored(self._transactor.store_unbilled)

@@ -311,7 +311,8 @@ async def test_random_calls_give_the_same_answers_as_a_store_in_memory(
                 assert audit(redis_server) == len(sessions)
         for name in [*sessions]:
             await store.delete(name)
-    assert set(everything(redis_server)) == {"meta"}
+    kept = {name for name in everything(redis_server) if not name.startswith("ledger")}
+    assert kept == {"meta"}, "beside what was spent"
 
 
 # What is acknowledged is there
@@ -339,7 +340,7 @@ async def steps_of(store: SessionStore, name: str) -> int:
     assert [run.run_id for run in runs] == [f"{name}.{index}" for index in range(count)]  # type: ignore[attr-defined]
     assert [event.seq for event in events] == [*range(1, 2 * count + 1)]  # type: ignore[attr-defined]
     assert session.usage == Usage(calls=count)
-    assert [row.runs for row in spent] == [count]  # type: ignore[attr-defined]
+    assert sum(row.runs for row in spent) == count  # type: ignore[attr-defined]
     return count
 
 

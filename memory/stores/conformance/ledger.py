@@ -27,7 +27,7 @@ def a_row(day: str = "2026-11-29", model: str = "m", tool: str = "", kind: str =
     return LedgerRow(day=day, model=model, tool=tool, kind=kind, **{"runs": 1, "usage": Usage(calls=1), **values})
 
 
-async def check_sums(store: SessionStore, expected: Sequence[LedgerRow], *by: LedgerField, **filters: Any) -> None:
+async def _check_sums(store: SessionStore, expected: Sequence[LedgerRow], *by: LedgerField, **filters: Any) -> None:
     """Check the sums of the ledger, split by these fields."""
     equal(await store.ledger(LedgerQuery(by=by, **filters)), list(expected), f"the ledger by {by} of {filters}")
 
@@ -35,8 +35,8 @@ async def check_sums(store: SessionStore, expected: Sequence[LedgerRow], *by: Le
 @_law
 async def check_a_commit_adds_to_the_ledger(store: SessionStore) -> None:
     """Rows of one key are added up exactly, in one commit and over several; a refused commit adds nothing."""
-    await check_sums(store, [LedgerRow()])
-    await check_sums(store, [], *_ALL)
+    await _check_sums(store, [LedgerRow()])
+    await _check_sums(store, [], *_ALL)
     owner = await own(store, "s", user_id="u", agent="a")
     spent = replace(USAGE, cost=0.000_000_003, counted_tokens=2)
     owned = {"user_id": "u", "agent": "a", "session_id": "s"}
@@ -47,12 +47,12 @@ async def check_a_commit_adds_to_the_ledger(store: SessionStore) -> None:
     times_3 = {name: 3 * value for name, value in vars(spent).items()}
     whole = a_row(runs=3, usage=Usage(**{**times_3, "seconds": 3703.703673, "cost": 0.000_000_009}), **owned)
     rest = a_row(model="other", runs=0, **owned)
-    await check_sums(store, [whole, rest], *_ALL)
+    await _check_sums(store, [whole, rest], *_ALL)
     total = whole.usage + rest.usage
-    await check_sums(store, [LedgerRow(runs=3, usage=total)])
+    await _check_sums(store, [LedgerRow(runs=3, usage=total)])
     stale = Commit(session=owner.session.committed(), spent=[row])
     await refuses(SessionFencedError, store.commit(SessionKey("s", "u"), 99, stale), "a stale owner")
-    await check_sums(store, [LedgerRow(runs=3, usage=total)], user_id="u")
+    await _check_sums(store, [LedgerRow(runs=3, usage=total)], user_id="u")
 
 
 @_law
@@ -66,20 +66,20 @@ async def check_the_ledger_is_split_by_each_field(store: SessionStore) -> None:
     def sums(count: int, **names: str) -> LedgerRow:
         return LedgerRow(runs=count, usage=Usage(calls=count), **names)
 
-    await check_sums(store, [sums(36)])
-    await check_sums(store, [sums(12, day=day) for day in days], "day")
-    await check_sums(store, [sums(24, user_id="u"), sums(12, user_id="v")], "user")
-    await check_sums(store, [sums(12, agent=""), sums(24, agent="a")], "agent")
-    await check_sums(store, [sums(18, model=model) for model in sorted(models)], "model")
-    await check_sums(store, [sums(18, tool=tool) for tool in tools], "tool")
-    await check_sums(store, [sums(36, kind="summary")], "kind")
+    await _check_sums(store, [sums(36)])
+    await _check_sums(store, [sums(12, day=day) for day in days], "day")
+    await _check_sums(store, [sums(24, user_id="u"), sums(12, user_id="v")], "user")
+    await _check_sums(store, [sums(12, agent=""), sums(24, agent="a")], "agent")
+    await _check_sums(store, [sums(18, model=model) for model in sorted(models)], "model")
+    await _check_sums(store, [sums(18, tool=tool) for tool in tools], "tool")
+    await _check_sums(store, [sums(36, kind="summary")], "kind")
     pairs = [sums(2, tool=tool, day=day) for tool in tools for day in days]
-    await check_sums(store, pairs, "tool", "day", user_id="u", agent="a")
-    await check_sums(store, [sums(12, day=day) for day in days[1:]], "day", since=days[1])
-    await check_sums(store, [sums(12, day=day) for day in days[:2]], "day", until=days[1])
-    await check_sums(store, [sums(12)], since=days[1], until=days[1])
-    await check_sums(store, [sums(0)], since="2026-01-03")
-    await check_sums(store, [], "day", since=days[1], until=days[0])
+    await _check_sums(store, pairs, "tool", "day", user_id="u", agent="a")
+    await _check_sums(store, [sums(12, day=day) for day in days[1:]], "day", since=days[1])
+    await _check_sums(store, [sums(12, day=day) for day in days[:2]], "day", until=days[1])
+    await _check_sums(store, [sums(12)], since=days[1], until=days[1])
+    await _check_sums(store, [sums(0)], since="2026-01-03")
+    await _check_sums(store, [], "day", since=days[1], until=days[0])
 
 
 @_law
@@ -90,11 +90,11 @@ async def check_names_in_the_ledger_match_only_themselves(store: SessionStore) -
         await owner.commit(spent=[a_row(model=name[:32], usage=Usage(calls=index))])
     for index, name in enumerate(IDS):
         expected = LedgerRow(runs=1, usage=Usage(calls=index))
-        await check_sums(store, [expected], user_id=name)
-        await check_sums(store, [expected], agent=name)
-        await check_sums(store, [replace(expected, session_id=name)], "session", user_id=name)
+        await _check_sums(store, [expected], user_id=name)
+        await _check_sums(store, [expected], agent=name)
+        await _check_sums(store, [replace(expected, session_id=name)], "session", user_id=name)
     for filters in ({"user_id": "user"}, {"agent": ""}, {"user_id": "user-1", "agent": "user-10"}):
-        await check_sums(store, [LedgerRow()], **filters)
+        await _check_sums(store, [LedgerRow()], **filters)
 
 
 @_law
@@ -105,16 +105,16 @@ async def check_the_ledger_outlives_sessions(store: SessionStore) -> None:
         await owner.commit(spent=[a_row(), a_row("2026-11-30"), a_row(tool="look")])
     await store.delete(SessionKey("s", "u"))
     sums = [LedgerRow(session_id=name, runs=3, usage=Usage(calls=3)) for name in ("", "t")]
-    await check_sums(store, sums, "session", user_id="u")
-    await check_sums(store, [replace(sums[0], session_id="s")], "session", user_id="v")
+    await _check_sums(store, sums, "session", user_id="u")
+    await _check_sums(store, [replace(sums[0], session_id="s")], "session", user_id="v")
     owner = await own(store, "s", user_id="u", agent="a")
     await owner.commit(spent=[a_row()])
     await store.delete(SessionKey("t", "u"))
     twice: dict[str, Any] = {"user_id": "u", "agent": "a", "session_id": "", "runs": 2, "usage": Usage(calls=2)}
     deleted = [a_row(**twice), a_row(tool="look", **twice), a_row("2026-11-30", **twice)]
     new = a_row(user_id="u", agent="a", session_id="s")
-    await check_sums(store, [deleted[0], deleted[1], new, deleted[2]], *_ALL, user_id="u")
-    await check_sums(store, [LedgerRow(runs=10, usage=Usage(calls=10))])
+    await _check_sums(store, [deleted[0], deleted[1], new, deleted[2]], *_ALL, user_id="u")
+    await _check_sums(store, [LedgerRow(runs=10, usage=Usage(calls=10))])
 
 
 @_law
@@ -126,14 +126,14 @@ async def check_the_ledger_forgets_users(store: SessionStore) -> None:
     await store.delete(SessionKey("t", "u"))
     for user in ("u", "w", "nobody", "u"):
         await store.forget_in_ledger(user)
-    await check_sums(store, [LedgerRow()], user_id="u")
+    await _check_sums(store, [LedgerRow()], user_id="u")
     by: tuple[LedgerField, ...] = ("user", "agent", "session", "tool")
     rows = [
         LedgerRow(user_id=user, agent=agent, session_id=session, tool=tool, runs=count, usage=Usage(calls=count))
         for user, agent, session, count in (("", "a", "", 3), ("", "b", "", 1), ("v", "a", "s", 1))
         for tool in ("", "look")
     ]
-    await check_sums(store, rows, *by)
+    await _check_sums(store, rows, *by)
     owner = await own(store, "z", user_id="u", agent="a")
     await owner.commit(spent=[a_row()])
-    await check_sums(store, [LedgerRow(session_id="z", runs=1, usage=Usage(calls=1))], "session", user_id="u")
+    await _check_sums(store, [LedgerRow(session_id="z", runs=1, usage=Usage(calls=1))], "session", user_id="u")

@@ -124,9 +124,13 @@ if #changes > 0 then
   for _, hash in ipairs({deliveries, key(number, ':deliveries')}) do hashes[#hashes + 1] = hash end
   for _, set in ipairs({due, unpack(delivery_lists(places))}) do sets[#sets + 1] = set end
 end
+local lists_of_ledger = {}
 if #spent > 0 then
   hashes[#hashes + 1] = ledger(number)
-  for _, set in ipairs({ledgers, ledgers .. ':' .. user_place(places)}) do sets[#sets + 1] = set end
+  if redis.call('EXISTS', ledger(number)) == 0 then
+    lists_of_ledger = {ledgers, ledgers .. ':' .. user_place(places)}
+  end
+  for _, set in ipairs(lists_of_ledger) do sets[#sets + 1] = set end
 end
 local wrong = wrong_key(hashes, sets)
 if wrong then return wrong end
@@ -141,9 +145,7 @@ else
 end
 expire(number, deadline)
 for _, number_spent in ipairs(spent) do redis.call('HINCRBY', ledger(number), number_spent[1], number_spent[2]) end
-if #spent > 0 then
-  for _, set in ipairs({ledgers, ledgers .. ':' .. user_place(places)}) do redis.call('ZADD', set, 0, number) end
-end
+for _, set in ipairs(lists_of_ledger) do redis.call('ZADD', set, 0, number) end
 for _, block in ipairs(blocks) do redis.call('HSET', log, block[1], block[2]) end
 if #cleared > 0 then
   local spans = lent(number)

@@ -17,9 +17,9 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.values.records import Record, replace
 
-SpentOn = Literal["run", "summary", "extraction", "recall"]
-"""What a model or a tool was called for: a run's answer, a summary of the conversation, facts that a memory extracts,
-or the choice of the facts that a recall returns."""
+SpentOn = Literal["run", "summary", "title", "extraction", "recall"]
+"""What a model or a tool was called for: a run's answer, a summary of the conversation, its title, facts that a memory
+extracts, or the choice of the facts that a recall returns."""
 
 LedgerField = Literal["day", "user", "agent", "session", "kind", "model", "tool"]
 """By what the ledger can be split: `LedgerRow` has each."""

@@ -13,7 +13,7 @@ from turnwise.actors.inference.engine import NewEvent
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.config import scope_of
 from turnwise.actors.session.engines.session_engines import SessionEngines
-from turnwise.actors.session.memory.memory_bill import MemoryBill
+from turnwise.actors.session.engines.side_bill import SideBill
 from turnwise.actors.session.memory.unsaved_turns import SavingProgress, use_of
 from turnwise.actors.session.state.session_tasks import SessionTasks
 from turnwise.actors.session.state.state import SessionState
@@ -74,7 +74,7 @@ class MemoryIngestion:
         tasks: SessionTasks,
         progress: SavingProgress,
         *,
-        bill: MemoryBill,
+        bill: SideBill,
     ) -> None:
         self._state = state
         self._journal = state.journal

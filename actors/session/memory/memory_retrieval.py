@@ -15,7 +15,7 @@ from turnwise.actors.memory.config import MemoryConfig, scope_of
 from turnwise.actors.memory.session_memory_access import SessionMemoryAccess
 from turnwise.actors.session.engines.run_resources import RunResources
 from turnwise.actors.session.engines.session_engines import SessionEngines
-from turnwise.actors.session.memory.memory_bill import MemoryBill
+from turnwise.actors.session.engines.side_bill import SideBill
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.session_tasks import SessionTasks
@@ -67,7 +67,7 @@ class MemoryRetrieval:
         engines: SessionEngines,
         tasks: SessionTasks,
         ingestion: MemoryIngestion,
-        bill: MemoryBill,
+        bill: SideBill,
     ) -> None:
         self._state = state
         self._engines = engines

@@ -115,7 +115,7 @@ async def test_a_run_is_priced_by_its_start_and_counted_on_the_day_of_its_commit
 
     async def late(turn: Turn, context: Any) -> str:
         clock.time_s += 20
-        return await speaks("m", tokens=1)(turn, context)
+        return str(await speaks("m", tokens=1)(turn, context))
 
     core = await opened(FunctionEngine(late), store=InMemoryStore(clock=clock), prices=prices)
     await run(core, "before midnight")
@@ -192,7 +192,7 @@ async def test_what_memories_spend_on_models_is_the_sessions() -> None:
         async def ask(self, request: bytes, *, is_recall: bool) -> bytes:
             return await host.call(request)
 
-    slot = MemorySlot(memory=RemoteMemory(extracting, Process()), name="facts", section=None)  # type: ignore[arg-type]
+    slot = MemorySlot(memory=RemoteMemory(extracting, Process()), name="facts", section=None)
     core = await opened(ScriptedEngine(["hello"] * 2), memories=[slot])
     await run(core, "one", "My name is Ada, and I work as a clerk in Lisbon.")
     await core.ingestion.wait_for_memory()
@@ -202,6 +202,20 @@ async def test_what_memories_spend_on_models_is_the_sessions() -> None:
     assert rows["extraction", "extractor"].input_tokens == 10 * rows["extraction", "extractor"].calls
     await check_ledger(store, SessionKey("s"))
     await host.stop()
+
+
+async def test_the_title_that_a_model_gives_is_counted_apart() -> None:
+    core = await opened(FunctionEngine(speaks("m")), title="auto")
+    await run(core, "one")
+    async with asyncio.timeout(60):
+        while not core.state.journal.session.title:
+            await asyncio.sleep(0)
+    store = core.state.journal.store
+    assert [(row.kind, row.usage.calls, row.runs) for row in await ledger(store, "kind")] == [
+        ("run", 1, 1),
+        ("title", 1, 0),
+    ]
+    await check_ledger(store, SessionKey("s"))
 
 
 def test_a_usage_report_adds_up_exactly_and_is_written_as_csv() -> None:

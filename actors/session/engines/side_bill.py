@@ -1,4 +1,4 @@
-"""`MemoryBill`: charges a session for the model calls that its memories make."""
+"""`SideBill`: charges a session for model calls that no run makes: those of its memories, and for its title."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.longterm.model_usage import billed_to
 
 
-class MemoryBill:
-    """Charges the session for what memories report: its next commit stores it, and `store` at once.
+class SideBill:
+    """Charges the session: its next commit stores what was spent, and `store` at once.
 
     A model call of a memory whose answer is lost, or that a kill interrupts before the commit, is not counted.
     """
@@ -23,14 +23,15 @@ class MemoryBill:
         self._spending = spending
         self._transactor = transactor
 
-    def of(self, kind: SpentOn) -> AbstractContextManager[None]:
-        """Return a context in which calls of memories are charged, under this kind."""
-        return billed_to(partial(self._charge, kind))
-
-    def _charge(self, kind: SpentOn, usage: Usage, model: str | None) -> None:
+    def charge(self, kind: SpentOn, usage: Usage, model: str | None) -> None:
+        """Add the usage of a model call."""
         with suppress(EngineError):  # without a price, it has no cost
             usage = self._spending.price(usage, model)
         self._transactor.add_unbilled(Spent.on(usage, kind=kind, model=model or ""))
+
+    def of(self, kind: SpentOn) -> AbstractContextManager[None]:
+        """Return a context in which the model calls of memories are charged, under this kind."""
+        return billed_to(partial(self.charge, kind))
 
     async def store(self) -> None:
         """Store what was charged and no commit has stored yet."""

@@ -8,6 +8,7 @@ import pickle
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import make_dataclass
+from datetime import datetime
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -364,6 +365,8 @@ WRONG: dict[str, list[Any]] = {
     "str | Path": [1, "a\0b", ""],
     "Sequence[Tool]": ["weather", 1, {"name": "weather"}, [1], ["weather"], [{"name": "weather"}]],
     "EventSink": [1, "print", [print]],
+    "Sequence[LedgerField]": ["day", [1], ["nope"], [["day"]], {"day": 1}, 3],
+    "date | str": [1, 1.5, True, "yesterday", "2026-13-01", "\ud800", ["2026-11-29"], datetime(2026, 11, 29)],
     "Sequence[Any]": ["hello", {"role": "user", "content": "hi"}, 1, [1], ["hello"], [{}], []],
     "MessageFormat": ["html", 1, "OPENAI_CHAT"],
 }

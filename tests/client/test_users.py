@@ -33,8 +33,8 @@ from turnwise.errors import (
 )
 from turnwise.memory.archive.expiry import Swept
 from turnwise.memory.archive.export import export_session, import_session
+from turnwise.memory.conversation.ledger import UsageReport
 from turnwise.memory.conversation.sessions import SessionKey
-from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.stores.base import Page
@@ -90,8 +90,8 @@ def plain(answer: Any) -> Any:  # noqa: PLR0911 - a table
             return answer.session_id
         case Page():
             return sorted(session.session_id for session in answer)
-        case Usage():
-            return answer.seconds > 0
+        case UsageReport():
+            return answer.total.seconds > 0
         case list():
             return len(answer)
         case int() | None:

@@ -301,6 +301,7 @@ class Forgetting:
                     done += await self._forget_in_memories(verify=verify)
                 if self._journal.session.called_by is not None:
                     await self._hand_back_results()
+                await self._transactor.store_unbilled()  # for the ledger, which stays
                 turns = await self._journal.delete()
             except BaseException:
                 self._ingestion.load()

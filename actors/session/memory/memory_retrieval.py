@@ -15,6 +15,7 @@ from turnwise.actors.memory.config import MemoryConfig, scope_of
 from turnwise.actors.memory.session_memory_access import SessionMemoryAccess
 from turnwise.actors.session.engines.run_resources import RunResources
 from turnwise.actors.session.engines.session_engines import SessionEngines
+from turnwise.actors.session.engines.side_bill import SideBill
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.session_tasks import SessionTasks
@@ -61,12 +62,18 @@ class MemoryRetrieval:
     """
 
     def __init__(
-        self, state: SessionState, engines: SessionEngines, tasks: SessionTasks, ingestion: MemoryIngestion
+        self,
+        state: SessionState,
+        engines: SessionEngines,
+        tasks: SessionTasks,
+        ingestion: MemoryIngestion,
+        bill: SideBill,
     ) -> None:
         self._state = state
         self._engines = engines
         self._tasks = tasks
         self._ingestion = ingestion
+        self._bill = bill
         self._forget_count = 0
         """How many times memories have forgotten items; results of earlier searches may contain them."""
 
@@ -88,6 +95,7 @@ class MemoryRetrieval:
             turn_index=turn_index,
             is_reading=is_reading,
             all_memories=SessionMemories(resources.all_memories, resources.notes, self._ingestion.unsaved_items),
+            billed=self._bill.of,
         )
 
     async def recall(self, run: ActiveRun) -> None:
@@ -227,7 +235,8 @@ class MemoryRetrieval:
         if slot.limits_categories:
             options["per_category"] = True
         try:
-            with part("recall", lambda: {"memory": slot.name, "query": query, "limit": config.max_results}) as search:
+            asked = {"memory": slot.name, "query": query, "limit": config.max_results}
+            with part("recall", lambda: asked) as search, self._bill.of("recall"):
                 result: Sequence[MemoryItem] | Reminder
                 if isinstance(slot.memory, Reminding):
                     result = await slot.memory.remind(self._scope, query, **options)

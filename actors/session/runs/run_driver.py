@@ -372,9 +372,9 @@ class RunDriver:
         """See `RunCallbacks`."""
         self._state.publish_live(run, kind, values, quietly=quietly)
 
-    def price(self, usage: Usage, model: str | None) -> Usage:
+    def price(self, run: ActiveRun, usage: Usage, model: str | None) -> Usage:
         """See `RunCallbacks`."""
-        return self._spending.price(usage, model)
+        return self._spending.price(usage, model, run.record.started_at)
 
     def count_call(self, run: ActiveRun, turn: TurnRecord, answer: Sequence[Block]) -> tuple[int, int]:
         """See `RunCallbacks`."""

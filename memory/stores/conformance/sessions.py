@@ -13,6 +13,7 @@ from turnwise.errors import (
     SessionNotFoundError,
     StoreClosedError,
 )
+from turnwise.memory.conversation.ledger import LedgerQuery
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.deliveries.records import DeliveryChange
@@ -188,6 +189,7 @@ async def check_commits_at_once_lose_nothing(store: SessionStore, other: Session
             runs,
             events,
             [],
+            [],
         ]
         for reader in (store, other):
             equal(await state_of(reader, f"s{session_number}"), expected, f"session s{session_number}")
@@ -214,7 +216,8 @@ async def check_a_closed_store_raises_store_closed_error(store: SessionStore) ->
         "now": store.now(),
         "state": store.state(SessionKey("s")),
         "try_writing": store.try_writing(),
-        "usage": store.usage(),
+        "ledger": store.ledger(LedgerQuery()),
+        "forget_in_ledger": store.forget_in_ledger("u"),
         "unsettled": store.unsettled(),
         "expired": store.expired(0.0),
         "add_delivery": store.add_delivery(a_delivery("d")),

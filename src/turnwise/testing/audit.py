@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import dropwhile
 from typing import Any
@@ -26,10 +26,12 @@ from turnwise.memory.conversation.blocks import (
     User,
 )
 from turnwise.memory.conversation.events import AnyEvent, BlocksRemoved, Event, RunEnded, RunStarted, without_blocks
+from turnwise.memory.conversation.ledger import LedgerQuery, LedgerRow
 from turnwise.memory.conversation.runs import REPLACED, RunRecord
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.conversation.spans import Seen, Spans, cut, from_places, overlap, places, size, union
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.conversation.views.rebuild import Rebuilt
 from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.event_store.base import HistoryStore
@@ -78,6 +80,7 @@ async def audit(
     discards: bool = False,
     compacts: bool = False,
     deaths: Mapping[str, Sequence[float]] | None = None,
+    imported: bool = False,
 ) -> Audit:
     """Check stored sessions, and that the store has everything that callers had acknowledged. Only reads.
 
@@ -89,7 +92,8 @@ async def audit(
     debounced prompt begins before its seconds of silence have passed; each acknowledged run is stored with the
     acknowledged state and turn, or is merged into one that is; a follower of a run saw each of its events once; no run
     has ended as lost, or was resumed, unless its process died while it was active; no delivery whose run is stored
-    waits to be carried out; a text that a session said is stored once; an agent has one run at most.
+    waits to be carried out; a text that a session said is stored once; an agent has one run at most; the ledger has
+    what the session has spent, exactly, and each of its runs that has ended.
 
     Args:
         user_id: whose sessions these are.
@@ -99,6 +103,7 @@ async def audit(
         compacts: whether sessions have an overflow strategy; then each turn continues the newest part of the last one.
         deaths: when processes of a session died or lost it, on the session's clock. The last law is checked for the
             sessions that are named here.
+        imported: whether sessions have come from an archive, which brings nothing into the ledger.
     """
     notes: dict[str, list[Note]] = {}
     for note in acknowledged or ():
@@ -128,6 +133,7 @@ async def audit(
             *_losses_hold(session.runs, (deaths or {}).get(session_id)),
             *_deliveries_hold(session),
             *_agents_hold(session),
+            *([] if imported else _ledger_holds(session)),
         ]
         violations += [Violation(session_id, law, problem) for law, problem in findings]
         counts += Counter(sessions=1, turns=len(session.turns), runs=len(session.runs), events=len(session.events))
@@ -149,6 +155,9 @@ class StoredSession:
     deliveries: Sequence[Delivery] = ()
     called_by: str | None = None
     """The session whose run has called it as an agent."""
+    usage: Usage = field(default_factory=Usage)
+    spent: LedgerRow = field(default_factory=LedgerRow)
+    """What the ledger has of it."""
 
 
 async def read_session(store: SessionStore, key: SessionKey, history: HistoryStore | None = None) -> StoredSession:
@@ -164,7 +173,19 @@ async def read_session(store: SessionStore, key: SessionKey, history: HistorySto
     events, doubles = await _read_events(store, key, history)
     whole = await CachedBlocks(key.session_id, store).read_events(events, log)
     deliveries = [delivery async for delivery in deliveries_of(store, key)]
-    return StoredSession(log, await read_turns(store, key), runs, whole, doubles, deliveries, record.called_by)
+    of_sessions = await store.ledger(LedgerQuery(user_id=key.user_id, by=("session",)))
+    spent = [row for row in of_sessions if row.session_id == key.session_id]
+    return StoredSession(
+        log,
+        await read_turns(store, key),
+        runs,
+        whole,
+        doubles,
+        deliveries,
+        record.called_by,
+        record.usage,
+        spent[0] if spent else LedgerRow(),
+    )
 
 
 async def read_turns(store: SessionStore, key: SessionKey) -> list[Turn]:
@@ -230,6 +251,19 @@ def _deliveries_hold(session: StoredSession) -> Iterator[Finding]:
 def _agents_hold(session: StoredSession) -> Iterator[Finding]:
     if session.called_by is not None and len(session.runs) > 1:
         yield "an agent is called once", f"it has the runs {[run.run_id for run in session.runs]}"
+
+
+def _ledger_holds(session: StoredSession) -> Iterator[Finding]:
+    """The ledger has what the session's row has, and each run that has ended, also those that were removed since."""
+    spent, usage = session.spent, session.usage
+    for name, number in vars(usage).items():
+        if round(number - getattr(spent.usage, name), 6):
+            yield (
+                "the ledger has what was spent",
+                f"{name} is {getattr(spent.usage, name)} there, {number} in the session",
+            )
+    if spent.runs < (ended := sum(run.has_run for run in session.runs)):
+        yield "the ledger has what was spent", f"it counts {spent.runs} of {ended} runs"
 
 
 def _successors_hold(runs: Iterable[RunRecord]) -> Iterator[Finding]:

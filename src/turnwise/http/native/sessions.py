@@ -41,7 +41,6 @@ from turnwise.http.native.models import (
     TurnPage,
     TurnShown,
     UpdateSession,
-    UsageShown,
     UseEngine,
     prompts_of,
 )
@@ -141,11 +140,6 @@ async def count_sessions(
 ) -> SessionCount:
     count = await caller.manager.count(user_id=caller.user_id, agent=agent, status=status, agents=agents)
     return SessionCount(sessions=count)
-
-
-@router.get("/usage", summary="Tokens and costs of all sessions, or of an agent's")
-async def get_usage(caller: RequestCaller, agent: Agent = None) -> UsageShown:
-    return UsageShown.model_validate(await caller.manager.usage(user_id=caller.user_id, agent=agent))
 
 
 @router.delete("/user", summary="Delete all sessions and memories of the user")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
@@ -23,6 +24,7 @@ from turnwise.actors.hosting.reach import NoProcessError
 from turnwise.actors.in_process.threads import EventLoop
 from turnwise.errors import StoreError
 from turnwise.memory.background import retry, watch
+from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.growing_pauses import GrowingPauses
 
 MAX_CALLS = 1000
@@ -98,6 +100,11 @@ class DispatcherProcess:
         watch(telling, f"store {self._assignment.store_id}: telling when a delivery is due")
         self._tasks.add(telling)
         telling.add_done_callback(self._tasks.discard)
+
+    def hand_over(self, deliveries: Sequence[Delivery]) -> None:
+        """See `Alarm.hand_over`."""
+        for delivery in deliveries:
+            self.tell(delivery.occurs_at)
 
     async def carry_on(self) -> None:
         """Start the actor if something is to be due in the store; register these settings with one that runs.

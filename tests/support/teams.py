@@ -80,10 +80,9 @@ class Team:
         return self.worlds[session_id]
 
     async def receive(self, delivery: Delivery) -> None:
-        of = (delivery.session_id, delivery.key, delivery.delivery_id, delivery.revision)
         addressee = delivery.addressee.session_id
         try:
-            await self.of(addressee).ask("inbox.receive", *of)
+            await self.of(addressee).ask("inbox.receive", delivery)
         except SessionNotFoundError:
             self.worlds.pop(addressee, None)
             raise

@@ -200,7 +200,7 @@ class DispatcherActor:
         from turnwise.memory.growing_pauses import GrowingPauses
 
         key, pauses = delivery.addressee, GrowingPauses(PAUSE_S, MOST_PAUSE_S)
-        request = verbs.delivering(delivery).to(SessionRef(key)).pickled()
+        request = verbs.deliver(delivery).to(SessionRef(key)).pickled()
         while True:
             lookup = await self._find_sessions()
             process = await asyncio.to_thread(lookup.of, key)

@@ -133,14 +133,17 @@ class Inbox:
             return Received(None, is_removed=False)
 
     async def _call_of(self, run_id: str, agent: str) -> tuple[str, CallState] | None:
-        """Return the call by which a run has called an agent, if the agent is wanted still; else None."""
+        """Return the call by which a run has called an agent, if the agent is wanted still; else None.
+
+        A run of this session may have calls that are stored, while it still waits for the store's answer.
+        """
         own = self._state.open_run(run_id)
+        if own and (call := _wanted_call(own.record, agent)):
+            return call
         try:
-            caller = own.record if own else await self._store.run(run_id, self._state.key.user_id)
+            return _wanted_call(await self._store.run(run_id, self._state.key.user_id), agent)
         except RunNotFoundError:
             return None
-        call = call_of_agent(caller, agent)
-        return call if call and is_wanted(caller, call[1]) else None
 
     async def _refuse(self, run_id: str, error: TurnwiseError) -> None:
         """Store the delivery of an error as the result of the call of this agent. May be repeated."""
@@ -218,3 +221,8 @@ class Inbox:
             await self._admission.prove_ownership()
             with suppress(RunNotFoundError):
                 await self._admission.cancel(why, agent)
+
+
+def _wanted_call(caller: RunRecord, agent: str) -> tuple[str, CallState] | None:
+    call = call_of_agent(caller, agent)
+    return call if call and is_wanted(caller, call[1]) else None

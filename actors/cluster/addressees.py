@@ -66,7 +66,6 @@ class Addressees:
             await asyncio.sleep(pauses.next_s())
 
     async def _find(self) -> DedicatedLookup | PackedLookup:
-        if self._lookup is None:
-            async with self._finding:
-                self._lookup = self._lookup or await asyncio.to_thread(self._make_lookup)
-        return self._lookup
+        async with self._finding:
+            lookup = self._lookup = self._lookup or await asyncio.to_thread(self._make_lookup)
+        return lookup

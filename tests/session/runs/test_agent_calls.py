@@ -259,6 +259,31 @@ def test_agents_are_called_once_whatever_fails_or_dies() -> None:
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck
 
 
+@pytest.mark.virtual_time
+async def test_agents_answer_though_nobody_reads_the_store_for_what_is_due() -> None:
+    team = await Team([asks("a", "b"), asks("c"), "done"], hands_over=True).begin()
+    await team.lead.wait("go")
+    assert await team.results() == [("about a", False), ("about b", False), ("about c", False)]
+    assert len(await team.agent_runs()) == 3 and await team.store.deliveries() == []
+
+
+def test_agents_are_called_once_though_each_delivery_is_handed_over_by_two() -> None:
+    """By the process of its sender, and by a dispatcher, whatever fails or dies meanwhile."""
+
+    async def life(faults: Faults) -> None:
+        team = await Team([asks("a", "b"), "done"], faults, hands_over=True).begin()
+        await team.dispatch(team.has_ended)
+        await asyncio.gather(*team.alarm.tasks)
+        assert await team.results() == [("about a", False), ("about b", False)]
+        assert [run.state for run in await team.runs()] == ["completed"] * 3
+        assert len(await team.store.query()) == 3 and await team.store.deliveries() == []
+        for world in team.worlds.values():
+            (await world.audit()).check()
+
+    struck = exhaust(life)
+    assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck
+
+
 class SlowRead:
     """A store whose next read of a run takes until it is told to go on, and which says when that has begun."""
 

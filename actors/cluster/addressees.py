@@ -67,5 +67,6 @@ class Addressees:
 
     async def _find(self) -> DedicatedLookup | PackedLookup:
         async with self._finding:
-            lookup = self._lookup = self._lookup or await asyncio.to_thread(self._make_lookup)
+            if (lookup := self._lookup) is None:
+                lookup = self._lookup = await asyncio.to_thread(self._make_lookup)
         return lookup

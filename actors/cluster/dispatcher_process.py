@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray.exceptions import RayActorError, RayError
 
@@ -15,6 +16,7 @@ from turnwise.actors.cluster.actor_names import FOR_EVER, dispatcher_name, find_
 from turnwise.actors.cluster.actor_settings import ActorSettings
 from turnwise.actors.cluster.actor_spec import ActorSpec
 from turnwise.actors.cluster.actors.dispatcher_actor import LEAVE_S, DispatcherActor, DispatcherAssignment
+from turnwise.actors.cluster.addressees import Addressees
 from turnwise.actors.cluster.calls.actor_waiting import reached
 from turnwise.actors.cluster.node_choice import nodes_for
 from turnwise.actors.hosting.identity import pickled
@@ -23,13 +25,20 @@ from turnwise.actors.hosting.reach import NoProcessError
 from turnwise.actors.in_process.threads import EventLoop
 from turnwise.errors import StoreError
 from turnwise.memory.background import retry, watch
+from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.growing_pauses import GrowingPauses
+
+if TYPE_CHECKING:
+    from turnwise.actors.cluster.actor_lookup import DedicatedLookup, PackedLookup
 
 MAX_CALLS = 1000
 """How many calls the actor answers at once."""
 
 EXPECTED_SHARE = 0.2
 """For this share of the time for which an actor stays that is expected, it is not told so again."""
+
+HAND_OVER_S = 0.25
+"""How long the addressee of a delivery may take before the actor is told of it, too, in seconds."""
 
 AFTER_S = 1.0
 """For how long a manager that opens a store puts off its look into it, in seconds."""
@@ -66,6 +75,7 @@ class DispatcherProcess:
         self._actor: Any = None
         self._expected_at = -math.inf
         """When the actor was expected last, by a clock that is never set."""
+        self._addressees: Addressees | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def expect(self) -> None:
@@ -94,10 +104,25 @@ class DispatcherProcess:
 
     def tell(self, due_at: float) -> None:
         """See `Alarm.tell`. If the actor has ended, another one is made, which finds the delivery in the store."""
-        telling = asyncio.create_task(self._tell(due_at))
-        watch(telling, f"store {self._assignment.store_id}: telling when a delivery is due")
-        self._tasks.add(telling)
-        telling.add_done_callback(self._tasks.discard)
+        self._spawn(self._tell(due_at), "telling when a delivery is due")
+
+    def _spawn(self, work: Coroutine[Any, Any, None], description: str) -> None:
+        task = asyncio.create_task(work)
+        watch(task, f"store {self._assignment.store_id}: {description}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def hand_over(self, deliveries: Sequence[Delivery]) -> None:
+        """See `Alarm.hand_over`.
+
+        Packed hosts ask the addressees themselves, and tell the actor of what is not carried out within `HAND_OVER_S`.
+        A dedicated process tells the actor, since it may leave before an addressee's process has started.
+        """
+        if not isinstance(self._assignment.placement, Packed):
+            self.tell(min((delivery.occurs_at for delivery in deliveries), default=math.inf))
+            return
+        for delivery in deliveries:
+            self._spawn(self._hand_over(delivery), f"handing over delivery {delivery.key!r}")
 
     async def carry_on(self) -> None:
         """Start the actor if something is to be due in the store; register these settings with one that runs.
@@ -111,6 +136,20 @@ class DispatcherProcess:
             await reached(self._actor, self._actor.register.remote(settings, self._assignment.placement))
         elif await self._has_deliveries():
             await self.expect()
+
+    async def _hand_over(self, delivery: Delivery) -> None:
+        self._addressees = self._addressees or Addressees(self._make_lookup)
+        try:
+            async with asyncio.timeout(HAND_OVER_S):
+                await self._addressees.deliver(delivery)
+        except Exception:  # noqa: BLE001 - the actor tries it again, and notes why it fails
+            await self._tell(delivery.occurs_at)
+
+    def _make_lookup(self) -> DedicatedLookup | PackedLookup:
+        from turnwise.actors.cluster.actor_lookup import make_lookup
+
+        assignment = self._assignment
+        return make_lookup(assignment.namespace, assignment.store_id, assignment.placement, self._spec, joins=True)
 
     async def _tell(self, due_at: float) -> None:
         actor, is_told = self._actor, False

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -93,6 +93,9 @@ class Dispatcher:
     If two work nevertheless, since one was frozen, no delivery is carried out twice: the session's commit refuses the
     second, and what has the id of a delivery to another session is begun once.
 
+    What a session of its process addresses to another one is handed over without being read from the store: see
+    `hand_over`.
+
     It sleeps until the next delivery is due, and asks the store once every `idle_s` seconds meanwhile. Deliveries of
     one session are handed over one after the other, those of different sessions at once. So a slow session delays no
     other, until `concurrency` of them are slow. A user who has `concurrency_each` under way is passed over, so a user
@@ -144,7 +147,6 @@ class Dispatcher:
         self._settings = settings
         self._clock = clock or (lambda: asyncio.get_running_loop().time())
         self._pauses = GrowingPauses(settings.first_pause_s, settings.idle_s)
-        self._slots = asyncio.Semaphore(settings.concurrency)
         self._attempts: dict[SessionKey, asyncio.Task[None]] = {}
         """The attempts under way, by session."""
         self._of_users: Counter[str] = Counter()
@@ -193,6 +195,26 @@ class Dispatcher:
         self._idle_since = None
         self._woken.set()
 
+    def hand_over(self, deliveries: Iterable[Delivery]) -> None:
+        """Attempt deliveries that were stored and are due now, without reading them from the store.
+
+        Those for which there is no room now, and all if it has no lease, are read from the store later.
+        """
+        for delivery in deliveries:
+            has_room = len(self._attempts) < self._settings.concurrency
+            if self.leads and has_room and self._may_attempt(delivery):
+                self._idle_since = None
+                self._begin(delivery, is_swept=False)
+            else:
+                self.tell(delivery.occurs_at)
+
+    def _may_attempt(self, delivery: Delivery) -> bool:
+        """Return whether no other attempt of its session is under way, and not enough of its user's."""
+        return delivery.addressee not in self._attempts and not self._has_enough(delivery.user_id)
+
+    def _has_enough(self, user_id: str) -> bool:
+        return self._of_users[user_id] >= self._settings.concurrency_each
+
     def _now(self) -> float:
         """Return the time by the store's clock."""
         return self._clock() + self._ahead_s
@@ -212,11 +234,11 @@ class Dispatcher:
                 self._wakes_at = self._clock() + max(LEAST_SLEEP_S, await self._work(told_at))
                 await self._sleep()
         finally:
+            self._leads_until = 0.0  # from here on nothing is handed over
             attempts = list(self._attempts.values())
             for attempt in attempts:
                 attempt.cancel()
             await asyncio.gather(*attempts, self._sender.close(), return_exceptions=True)
-            self._leads_until = 0.0
             with suppress(TurnwiseError):
                 await self._store.lease_deliveries(self._holder, 0.0)
 
@@ -339,33 +361,33 @@ class Dispatcher:
                 if delivery.kind == "call":
                     begun += await self._sender.take(delivery)
                     continue
-                if delivery.addressee in self._attempts:
-                    self._was_skipped = True
-                    continue
-                if self._of_users[delivery.user_id] >= self._settings.concurrency_each:
-                    self._was_skipped = True
-                    passed.add(delivery.user_id)
-                    continue
-                await self._slots.acquire()
+                while self._may_attempt(delivery) and len(self._attempts) >= self._settings.concurrency:
+                    await asyncio.wait(self._attempts.values(), return_when=asyncio.FIRST_COMPLETED)
                 if not self.leads:
-                    self._slots.release()
                     return begun
-                attempt = asyncio.ensure_future(self._attempt(delivery))
-                self._attempts[delivery.addressee] = attempt
-                self._of_users[delivery.user_id] += 1
-                attempt.add_done_callback(partial(self._attempted, delivery.addressee))
-                begun += 1
+                if self._may_attempt(delivery):
+                    self._begin(delivery, is_swept=True)
+                    begun += 1
+                    continue
+                self._was_skipped = True
+                if self._has_enough(delivery.user_id):
+                    passed.add(delivery.user_id)
             if page.cursor is None or (passed and self._clock() < self._passes_at):
                 return begun
             cursor = page.cursor
 
-    def _attempted(self, key: SessionKey, attempt: asyncio.Task[None]) -> None:
+    def _begin(self, delivery: Delivery, *, is_swept: bool) -> None:
+        attempt = asyncio.ensure_future(self._attempt(delivery))
+        self._attempts[delivery.addressee] = attempt
+        self._of_users[delivery.user_id] += 1
+        attempt.add_done_callback(partial(self._attempted, delivery.addressee, is_swept))
+
+    def _attempted(self, key: SessionKey, is_swept: bool, attempt: asyncio.Task[None]) -> None:
         del self._attempts[key]
         self._of_users -= Counter([key.user_id])
-        self._slots.release()
         if not attempt.cancelled() and (error := attempt.exception()):
             log_failure(f"dispatcher {self._holder!r}: a delivery of session {key.full_name!r}", error)
-        if self._was_skipped or not self._attempts:
+        if self._was_skipped or (is_swept and not self._attempts):
             self.tell(self._now() + LEAST_SLEEP_S)
 
     async def _attempt(self, delivery: Delivery) -> None:

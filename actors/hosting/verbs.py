@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from turnwise.actors.hosting.verb_declaration import Reader, Verb, VerbCall, changes, of_memory, reads, starts
+from turnwise.actors.hosting.verb_declaration import Reader, Verb, changes, of_memory, reads, starts
 from turnwise.actors.hosting.waits import ENDING_S
 from turnwise.actors.hosting.wire import (
     Message,
@@ -207,24 +207,16 @@ async def check_start(
 
 
 @starts
-async def deliver(
-    service: SessionService, engine_id: str, key: str, delivery_id: str, revision: int, *, sender: str | None = None
-) -> str | None:
-    """Carry out a delivery that is due, if it has this revision still; return the id of its run, if it has one.
+async def deliver(service: SessionService, engine_id: str, delivery: Delivery) -> str | None:
+    """Carry out a delivery that is due, if the store has this revision still; return the id of its run, if it has one.
 
-    `sender`: the session that has the delivery; None if it is this one's own.
+    It is one of this session, or one that another session has addressed to it.
     """
     async with service.engine(engine_id):
-        if sender is not None:
-            return await service.core.inbox.receive(sender, key, delivery_id, revision)
-        started = await service.core.admission.deliver(key, delivery_id, revision)
+        if delivery.to_session is not None:
+            return await service.core.inbox.receive(delivery)
+        started = await service.core.admission.deliver(delivery.key, delivery.delivery_id, delivery.revision)
     return started.run_id if started else None
-
-
-def delivering(delivery: Delivery) -> VerbCall[str | None]:
-    """Return the call that has the addressee of a delivery carry it out."""
-    sender = None if delivery.to_session is None else delivery.session_id
-    return deliver(delivery.key, delivery.delivery_id, delivery.revision, sender=sender)
 
 
 @changes()

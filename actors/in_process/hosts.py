@@ -8,7 +8,7 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -109,6 +109,11 @@ class Host:
         if self._dispatcher:
             self._dispatcher.tell(due_at)
 
+    def hand_over(self, deliveries: Sequence[Delivery]) -> None:
+        """See `Alarm.hand_over`."""
+        if self._dispatcher:
+            self._dispatcher.hand_over(deliveries)
+
     async def wake(self) -> None:
         """Look for what is due at once, as the store's clock was set."""
         if self._dispatcher:
@@ -180,7 +185,7 @@ class Host:
 
     async def _deliver(self, delivery: Delivery) -> None:
         """Have a session carry out a delivery. If the dispatcher stops waiting, the session goes on."""
-        request = verbs.delivering(delivery).to(SessionRef(delivery.addressee)).pickled()
+        request = verbs.deliver(delivery).to(SessionRef(delivery.addressee)).pickled()
         answered = asyncio.wrap_future(self.submit(request))
         if isinstance(answer := pickle.loads(await answered), Refused):
             raise answer.error

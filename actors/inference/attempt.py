@@ -74,6 +74,8 @@ class RunCallbacks(Protocol):
         blocks: Sequence[Block],
         events: Sequence[NewEvent],
         calls: Mapping[str, CallState | None],
+        *,
+        suspends: bool,
     ) -> Turn:
         """See `StepContext.record`."""
 
@@ -412,11 +414,12 @@ class Attempt:
         *blocks: Block,
         events: Sequence[NewEvent] = (),
         calls: Mapping[str, CallState | None] | None = None,
+        suspends: bool = False,
     ) -> Turn:
         if self.closed:
             raise _ended()
         self._end_part()
-        return await self._callbacks.record(self, list(map(_storable, blocks)), events, calls or {})
+        return await self._callbacks.record(self, list(map(_storable, blocks)), events, calls or {}, suspends=suspends)
 
     async def make_room(self, *, too_long: bool = False) -> Turn:
         if self.closed:

@@ -128,7 +128,11 @@ class CompletionContext:
         raise SummaryRefusedError("tool_call", "the model called a tool instead of answering with text")
 
     async def record(
-        self, *blocks: Block, events: Sequence[NewEvent] = (), calls: Mapping[str, CallState | None] | None = None
+        self,
+        *blocks: Block,
+        events: Sequence[NewEvent] = (),
+        calls: Mapping[str, CallState | None] | None = None,
+        suspends: bool = False,
     ) -> NoReturn:
         self.end_call()
 

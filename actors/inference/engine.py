@@ -190,6 +190,7 @@ class StepContext(RunContext, Protocol):
         *blocks: Block,
         events: Sequence[NewEvent] = (),
         calls: Mapping[str, CallState | None] | None = None,
+        suspends: bool = False,
     ) -> Turn:
         """Add blocks to the run's output in one durable commit; return the turn with them.
 
@@ -201,6 +202,8 @@ class StepContext(RunContext, Protocol):
 
         Args:
             calls: new states of tool calls; None removes a state.
+            suspends: whether the engine raises `Suspend` next, since calls wait and nothing else is to be done. The
+                same commit then suspends the run, which costs none of its own.
 
         Raises:
             EngineError: the run's outcome is decided already; nothing was stored.

@@ -143,7 +143,7 @@ class SessionCore:
         self.approvals = Approvals(
             state, transactor, engines, driver=driver, joining=joining, reads=self.reads, agents=agents
         )
-        self.inbox = Inbox(state, self.admission, self.approvals, alarm)
+        self.inbox = Inbox(state, transactor, self.admission, self.approvals, alarm)
         self.forgetting = Forgetting(
             state,
             transactor,

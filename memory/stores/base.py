@@ -87,6 +87,9 @@ class Commit:
     refused."""
     spent: Sequence[LedgerRow] = ()
     """What the commit adds to the ledger, as rows of the session."""
+    received: Sequence[Delivery] = ()
+    """Deliveries of other sessions of the user that are removed, since this commit carries them out. If one was changed
+    or removed meanwhile, the whole commit is refused."""
 
     @property
     def log_size_before(self) -> int:
@@ -178,7 +181,11 @@ def checked_commit(commit: Commit) -> Commit:
         NameRefusedError: see `check_names`.
     """
     commit = replace(
-        commit, turns=tuple(commit.turns), events=tuple(commit.events), deliveries=tuple(commit.deliveries)
+        commit,
+        turns=tuple(commit.turns),
+        events=tuple(commit.events),
+        deliveries=tuple(commit.deliveries),
+        received=tuple(commit.received),
     )
     if run := commit.new_run:
         check_names("run_id", run.run_id, quotes=False)
@@ -387,7 +394,8 @@ class SessionStore(Protocol):
                 the store was restored to another state; nothing is written.
             DuplicateKeyError: the new run's id or idempotency key, an event's key, or an added delivery's key or id is
                 stored already; nothing is written.
-            DeliveryChangedError: a delivery to change is no longer as the commit has it; nothing is written.
+            DeliveryChangedError: a delivery to change or to receive is no longer as the commit has it; nothing is
+                written.
             StoreError: a block with this position or an event with this number is stored already; nothing is written.
         """
 

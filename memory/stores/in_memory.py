@@ -209,6 +209,7 @@ class InMemoryStore(LocalClock):
             }
         self._refuse_duplicates(row, commit)
         self._check_deliveries(row, commit.deliveries)
+        self._check_received(row, commit)
         if log.keys() & blocks or old_events.keys() & events or len(events) < len(commit.events):
             raise StoreError(f"session {key.session_id!r} has these blocks or events already; nothing was written")
         lent = Seen()
@@ -238,6 +239,8 @@ class InMemoryStore(LocalClock):
         self._change_deliveries(row, commit.deliveries)
         for ledger_key, numbers in spent:
             self._add_to_ledger(ledger_key, numbers)
+        for delivery in commit.received:
+            self._change_deliveries(self._rows[delivery.session_key], [DeliveryChange(delivery, None)])
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
         self._check_open()
@@ -470,6 +473,16 @@ class InMemoryStore(LocalClock):
                     raise DuplicateKeyError(session_id, after.delivery_id)
                 ids.add(after.delivery_id)
                 keys.add(after.key)
+
+    def _check_received(self, row: _Row, commit: Commit) -> None:
+        """Raise unless the deliveries of other sessions that a commit receives are as it has them."""
+        key, ids = row.session.key, [delivery.delivery_id for delivery in commit.received]
+        for delivery in commit.received:
+            stored = self._deliveries.by_id.get(delivery.delivery_id)
+            place = (delivery.session_id, key.user_id, delivery.key, delivery.revision)
+            is_same = stored and (stored.session_id, stored.user_id, stored.key, stored.revision) == place
+            if not is_same or ids.count(delivery.delivery_id) > 1:
+                raise DeliveryChangedError(key.session_id, delivery.delivery_id)
 
     def _change_deliveries(self, row: _Row, changes: Iterable[DeliveryChange]) -> None:
         for change in changes:

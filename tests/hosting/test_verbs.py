@@ -27,6 +27,7 @@ from turnwise.errors import DeliveryNotFoundError, InvalidInputError, SessionNot
 from turnwise.memory.conversation.blocks import Summary
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
+from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.deliveries.schedules import When
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.lexical import LexicalMemory
@@ -87,6 +88,8 @@ VALID: dict[str, Any] = {
 }
 """What verbs get for a parameter of this name that has no default."""
 
+TEA = Delivery(session_id="chat", user_id="ann", delivery_id="tea", key="tea", occurs_at=50.0, due_at=50.0)
+
 OWN: dict[str, dict[str, Any]] = {
     "add_event": {"name": "progress", "run_id": None},
     "clear": {"memory": True},
@@ -95,7 +98,7 @@ OWN: dict[str, dict[str, Any]] = {
     "change_schedule": {"key": "tea", "options": {}},
     "check_import": {"after": None},
     "decide": {"run_id": "third"},
-    "deliver": {"key": "tea"},
+    "deliver": {"delivery": TEA},
     "import_turns": {"after": None},
     "memory.save": {"id": "another"},
     "memory.update": {"text": "Ann sold her boat."},

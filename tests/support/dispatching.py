@@ -38,12 +38,11 @@ class Sessions:
         return self.worlds[session_id]
 
     async def deliver(self, delivery: Delivery) -> None:
-        ids = (delivery.key, delivery.delivery_id, delivery.revision)
         world = self.of(delivery.addressee.session_id)
         if delivery.to_session is None:
-            await world.ask("admission.deliver", *ids)
+            await world.ask("admission.deliver", delivery.key, delivery.delivery_id, delivery.revision)
         else:
-            await world.ask("inbox.receive", delivery.session_id, *ids)
+            await world.ask("inbox.receive", delivery)
 
     async def come_back(self) -> None:
         """Replace the processes that died, so that their runs go on."""

@@ -21,6 +21,7 @@ from turnwise.actors.cluster.actor_names import dispatcher_name
 from turnwise.actors.cluster.actor_settings import Kept, drop_notes, keep, note, notes, read_settings
 from turnwise.actors.cluster.actors.loading import Loading, StartsInRay
 from turnwise.actors.cluster.actors.shutdown import Shutdown, where
+from turnwise.actors.cluster.addressees import Addressees
 from turnwise.actors.hosting.gc_tuning import collect_rarely
 from turnwise.memory.background import log_failure, retry
 
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 LEAVE_S = 300.0
 """For how many seconds nothing has to be due, and nobody to expect the actor, before it leaves. It is above the minute
 after which the store is asked again, and above the time that a commit may take."""
-
-PAUSE_S, MOST_PAUSE_S = 0.02, 1.0
-"""The first and the longest pause before a session's next process is asked, in seconds."""
 
 STOP_S = 10.0
 """How long a dispatcher may take to give up its lease, in seconds."""
@@ -85,7 +83,7 @@ class DispatcherActor:
         """When somebody expected it last."""
         self._dispatcher: Dispatcher | None = None
         self._working: asyncio.Task[None] | None = None
-        self._lookup: DedicatedLookup | PackedLookup | None = None
+        self._addressees: Addressees | None = None
         self._registering = asyncio.Lock()
         context = ray.get_runtime_context()
         with warnings.catch_warnings():
@@ -137,7 +135,7 @@ class DispatcherActor:
             if _layout_of(placement) == _layout_of(self._placement):
                 return
             await asyncio.to_thread(self._note, settings, placement)
-            self._settings, self._placement, self._lookup = settings, placement, None
+            self._settings, self._placement, self._addressees = settings, placement, None
 
     async def _work(self) -> None:
         from turnwise.actors.cluster.runtime import RayRuntime
@@ -186,44 +184,10 @@ class DispatcherActor:
         self._leave()
 
     async def _deliver(self, delivery: Delivery) -> None:
-        """Have a session carry a delivery out, in its process or a new one. It goes on if nobody waits.
-
-        Raises:
-            SessionLostError: no process of the session answers, or it fails there.
-            TurnwiseError: the session refuses.
-        """
-        from turnwise.actors.hosting import verbs
-        from turnwise.actors.hosting.reach import Reach
-        from turnwise.actors.hosting.runtime import AwayError, CallError
-        from turnwise.actors.hosting.wire import Refused, SessionRef
-        from turnwise.errors import SessionFencedError, SessionLostError
-        from turnwise.memory.growing_pauses import GrowingPauses
-
-        key, pauses = delivery.addressee, GrowingPauses(PAUSE_S, MOST_PAUSE_S)
-        request = verbs.delivering(delivery).to(SessionRef(key)).pickled()
-        while True:
-            lookup = await self._find_sessions()
-            process = await asyncio.to_thread(lookup.of, key)
-            try:
-                answer = pickle.loads(await process.ask(request, Reach(time.monotonic()), is_repeatable=True))
-            except AwayError:
-                pass  # it left, or died: the next one is asked
-            except CallError as error:
-                await asyncio.to_thread(lookup.invalidate, key)
-                raise SessionLostError(key.session_id, f"deliver: {error}") from error
-            else:
-                if not isinstance(answer, Refused):
-                    return
-                if not isinstance(answer.error, SessionFencedError):
-                    raise answer.error
-            await asyncio.to_thread(lookup.invalidate, key)
-            await asyncio.sleep(pauses.next_s())
-
-    async def _find_sessions(self) -> DedicatedLookup | PackedLookup:
+        """See `Addressees.deliver`."""
         async with self._registering:
-            if self._lookup is None:
-                self._lookup = await asyncio.to_thread(self._make_lookup)
-            return self._lookup
+            addressees = self._addressees = self._addressees or Addressees(self._make_lookup)
+        await addressees.deliver(delivery)
 
     def _make_lookup(self) -> DedicatedLookup | PackedLookup:
         from turnwise.actors.cluster.actor_lookup import make_lookup

@@ -298,8 +298,9 @@ class _Calls:
         started = [self._ready.popleft() for kind, _ in events if kind is ToolStarted]
         for use in started:
             self._context.report(usage=Usage(tool_calls=1), tool=use.name)
+        suspends = self._is_waiting and not (started or self._ready or self._running)
         try:
-            self._turn = await self._context.record(*blocks, events=events, calls=states)
+            self._turn = await self._context.record(*blocks, events=events, calls=states, suspends=suspends)
         except BaseException:
             self._blocks = blocks  # stored or not, also if this was cancelled: `_stop` emits the results among them
             raise

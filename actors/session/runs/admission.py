@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, takewhile
-from typing import Any, Required, TypedDict, Unpack, cast
+from typing import Any, NamedTuple, Required, TypedDict, Unpack, cast
 
 from turnwise.actors.inference.engine import NewEvent, Selective, check_answers, check_taken, engine_of_run
 from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines
@@ -79,6 +79,15 @@ class Started:
     """Whether nothing was stored, by `if_busy="drop"`; then `run_id` is the active run."""
 
 
+class Received(NamedTuple):
+    """What became of a delivery of another session."""
+
+    started: Started | None
+    """Its run; None if it begins none."""
+    is_removed: bool
+    """Whether the commit that stored the run has removed the delivery."""
+
+
 class StartOptions(TypedDict, total=False):
     """The options of a run; see `RunAdmission.start`."""
 
@@ -118,6 +127,8 @@ class _StartRequest:
         """The run as telemetry follows it."""
         self.delivery: Delivery | None = None
         """The delivery of which the run is an occurrence; None for a run that a caller starts."""
+        self.has_parent = False
+        """Whether it is known that its parent exists."""
         self.idempotency = Idempotency(self.key, self._fingerprint()) if self.key else None
 
     def delivery_changes(self, now: float) -> list[DeliveryChange]:
@@ -334,6 +345,40 @@ class RunAdmission:
             request.operation.end(error)
             raise
 
+    async def receive(self, delivery: Delivery, is_wanted: Callable[[], Awaitable[bool]] | None = None) -> Received:
+        """Start the run of a delivery of another session, whose id the run has; durable on return.
+
+        One commit stores the run and removes the delivery. A run that was started for it before is returned.
+
+        Args:
+            is_wanted: returns whether the run is to start, whose parent exists then. No other change of this session
+                comes between its answer and the start. If omitted, the run is wanted.
+
+        Raises:
+            DeliveryChangedError: the delivery was changed, cancelled or carried out since; nothing was stored.
+            TurnwiseError: see `start`; nothing was stored.
+        """
+        prompts, options = read_run_payload(delivery)
+        options |= {"run_id": delivery.run_id, "if_busy": delivery.if_busy}
+        request = await self._make_request(prompts, cast(StartOptions, options))
+        request.delivery, request.has_parent = delivery, is_wanted is not None
+
+        async def change() -> Received:
+            revision = self._journal.session.revision
+            started = await self._start(request) if is_wanted is None or await is_wanted() else None
+            return Received(started, self._journal.session.revision > revision)  # as each commit of a start removes it
+
+        try:
+            return await self._transactor.run(change)
+        except DuplicateKeyError as error:
+            request.operation.end(error)
+            if started := await self.started(delivery.run_id):
+                return Received(started, is_removed=False)
+            raise
+        except Exception as error:
+            request.operation.end(error)
+            raise
+
     async def _carry_out(self, request: _StartRequest, delivery: Delivery) -> Started | None:
         """Store the run of a delivery, or leave the occurrence out. Call it within a change."""
         now, session = self._journal.clock(), self._journal.session
@@ -399,7 +444,8 @@ class RunAdmission:
             if started := await self._find_run(request, stored=True):
                 return started
             raise
-        await self._check_parent(record)
+        if not request.has_parent:
+            await self._check_parent(record)
         if (busy := self._state.busy) and request.if_busy == "drop":
             started = await self._find_run(request, stored=True)
             if changes := [] if started else request.delivery_changes(record.created_at):
@@ -579,6 +625,14 @@ class RunAdmission:
         if run.record.leads_to:  # it was merged meanwhile
             return await self.cancel(reason, run.record.leads_to, timeout_s)
         return run.record.state == "cancelled"
+
+    async def prove_ownership(self) -> None:
+        """Store an empty commit. What another process has not committed to this session until then, it never will.
+
+        Raises:
+            SessionFencedError: another process owns the session.
+        """
+        await self._transactor.run(lambda: self._transactor.commit(self._journal.session))
 
     async def end_session(self, reason: str = "session ended", timeout_s: float | None = None) -> bool:
         """End the session: accept no new runs, and cancel active and queued ones with this reason. Idempotent.

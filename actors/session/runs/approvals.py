@@ -36,6 +36,7 @@ from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.deliveries.records import DeliveryChange
 from turnwise.memory.values.frozen_json import freeze
 from turnwise.memory.values.growing_text import whole
 from turnwise.memory.values.limits import count_values
@@ -75,8 +76,11 @@ class Approvals:
         *,
         spent: Usage | None = None,
         questions: Mapping[str, Verdict | None] | None = None,
-    ) -> None:
+        deliveries: Sequence[DeliveryChange] = (),
+    ) -> bool:
         """Decide a waiting tool call; durable on return. The run continues when all of its calls are decided.
+
+        Returns whether it was decided now, and not before.
 
         Idempotent: repeating a decision changes nothing, whatever the run's state. A rejection or a provided result is
         part of the run's output at once, so it is kept even if the run is cancelled afterwards. Of a merged run, the
@@ -85,8 +89,10 @@ class Approvals:
         Args:
             spent: what the agent has spent that was called, if it has ended.
             questions: what has waited for decisions in the run of this agent; see `questions_of`.
+            deliveries: what becomes of deliveries with the commit of the decision, if this call makes it.
 
         Raises:
+            DeliveryChangedError: one of the deliveries has changed; nothing was stored.
             RunNotFoundError: the session has no such run.
             CallNotFoundError: no such call of the run waits, or has waited, for a decision.
             CallDecidedError: the call was decided differently, or the run has ended.
@@ -100,7 +106,7 @@ class Approvals:
             await self._check_arguments(run_id, call_id, decision.input)
         await self._joining.prepare(run_id)
 
-        async def change() -> None:
+        async def change() -> bool:
             run = self._state.open_run(run_id)
             record = run.record if run else await self._journal.records.find_run(run_id)
             calls = decode_calls(record.calls)
@@ -108,7 +114,7 @@ class Approvals:
             if state is None or state.wants is None:
                 raise CallNotFoundError(self._state.session_id, run_id, call_id)
             if state.digest == decision.digest:
-                return
+                return False
             if state.verdict or run is None:
                 outcome = f"it was {state.verdict}" if state.verdict else f"the run is {record.state}"
                 raise CallDecidedError(self._state.session_id, run_id, call_id, outcome)
@@ -119,9 +125,10 @@ class Approvals:
                 decided = with_usage(decided, spent)
             if questions:
                 decided = with_agent(decided, asks=questions)
-            await self._decide(run, call_id, decision, {**calls, call_id: decided})
+            await self._decide(run, call_id, decision, {**calls, call_id: decided}, deliveries)
+            return True
 
-        await self._transactor.run(change)
+        return await self._transactor.run(change)
 
     async def note_questions(
         self,
@@ -220,7 +227,12 @@ class Approvals:
             raise InvalidInputError("input", shown(arguments), refused)
 
     async def _decide(
-        self, run: ActiveRun, call_id: str, decision: ApprovalDecision, calls: Mapping[str, CallState]
+        self,
+        run: ActiveRun,
+        call_id: str,
+        decision: ApprovalDecision,
+        calls: Mapping[str, CallState],
+        deliveries: Sequence[DeliveryChange],
     ) -> None:
         """Store a decision, and what follows from it. Memory changes only after the commit."""
         ledger = Ledger(run.output.blocks)
@@ -251,6 +263,7 @@ class Approvals:
             turns=[turn] if new or joining.runs else [],
             dropped_turns=joining.indices,
             runs=[record, *joining.ends],
+            deliveries=deliveries,
         )
         run.turn, run.output = turn, RecordedOutput.read(turn.output, self._journal.blocks.cache)
         run.billed(record)

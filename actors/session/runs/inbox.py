@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-from turnwise.actors.session.runs.admission import RunAdmission, StartOptions
+from turnwise.actors.session.runs.admission import Received, RunAdmission, Started, StartOptions
 from turnwise.actors.session.runs.approvals import Approvals
 from turnwise.actors.session.runs.scheduling import FROM_SESSION
 from turnwise.actors.session.state.alarm import Alarm
 from turnwise.actors.session.state.state import SessionState
+from turnwise.actors.session.state.transactor import Transactor
 from turnwise.errors import (
     CallDecidedError,
     CallNotFoundError,
@@ -27,7 +29,6 @@ from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.agent_calls import agent_result, call_of_agent, is_wanted
-from turnwise.memory.deliveries.payload import read_run_payload
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
 from turnwise.memory.stores.agents import asked_by
 from turnwise.memory.stores.reading import read_blocks
@@ -48,60 +49,62 @@ class _AgentEnd(NamedTuple):
 class Inbox:
     """Carries out deliveries of other sessions, each once.
 
-    A delivery is stored with its sender, and what it begins with this session, so no commit has both. The effect comes
-    first, and is idempotent by the delivery's id. The removal follows, and is compared by revision. After a kill in
-    between, the delivery is carried out again: that only removes it.
+    A delivery is stored with its sender. The commit that carries it out here also removes it there, compared by its
+    revision; so a repeated one is refused, and a cancel excludes it. Some effects need no such commit, as they are
+    idempotent: they come first, and the removal follows. After a kill in between, the delivery is carried out again,
+    which only removes it.
 
     While it awaits the following, other work may run, and the process may crash:
 
     | awaited | what else may run | what a crash leaves |
     |---|---|---|
-    | the store, for the delivery | everything; its sender may cancel it | the delivery |
-    | the commit of the effect | reads, streaming; a cancel, which comes too late | the delivery, perhaps the effect |
-    | the removal | everything | the effect, perhaps the delivery |
+    | the store, for the run that has called an agent | everything, but a start of the agent's run | the delivery |
+    | the commit of the effect | reads, streaming; a change of the delivery, which one of both finds | one of both |
+    | the removal, after another effect | everything | the effect, perhaps the delivery |
     """
 
-    def __init__(self, state: SessionState, admission: RunAdmission, approvals: Approvals, alarm: Alarm) -> None:
+    def __init__(
+        self,
+        state: SessionState,
+        transactor: Transactor,
+        admission: RunAdmission,
+        approvals: Approvals,
+        alarm: Alarm,
+    ) -> None:
         self._state = state
         self._store = state.journal.store
+        self._transactor = transactor
         self._admission = admission
         self._approvals = approvals
         self._alarm = alarm
 
-    async def receive(self, sender: str, key: str, delivery_id: str, revision: int) -> str | None:
+    async def receive(self, delivery: Delivery) -> str | None:
         """Carry out a delivery of another session; durable on return. Return the id of its run, if it begins one.
 
-        Nothing happens if it was carried out, cancelled or changed since it was found to be due.
-
-        Args:
-            sender: the session that has the delivery.
+        Nothing happens if it was carried out, cancelled or changed since it was read.
 
         Raises:
             SessionNotFoundError, SessionEndedError: this session takes no runs; nothing was stored.
             QueueFullError, SessionBusyError: it takes none now; nothing was stored. Try again later.
             InvalidInputError: the delivery can never be carried out; nothing was stored.
         """
-        try:
-            delivery = await self._store.delivery(SessionKey(sender, self._state.key.user_id), key)
-        except SessionNotFoundError as error:
-            if error.session_id != sender:
-                raise
-            return None
-        if delivery is None or (delivery.delivery_id, delivery.revision) != (delivery_id, revision):
-            return None
-        run_id = None
-        match delivery.kind:
-            case "result":
-                await self._provide(delivery)
-            case "cancel":
-                await self._cancel(delivery)
-            case "asks":
-                await self.hear(delivery.payload["run_id"], delivery.payload["agent"])
-            case _:
-                run_id = await self._begin_run(delivery)
+        started: Started | None = None
+        is_removed = False
         with suppress(DeliveryChangedError):
-            await self._store.change_delivery(DeliveryChange(delivery, None))
-        return run_id
+            match delivery.kind:
+                case "result":
+                    is_removed = await self._provide(delivery)
+                case "cancel":
+                    await self._cancel(delivery)
+                case "asks":
+                    await self.hear(delivery.payload["run_id"], delivery.payload["agent"])
+                case "message":
+                    started, is_removed = await self._admission.receive(delivery)
+                case _:
+                    started, is_removed = await self._begin_agent(delivery)
+            if not is_removed:
+                await self._store.change_delivery(DeliveryChange(delivery, None))
+        return started.run_id if started else None
 
     async def hear(self, run_id: str, agent: str) -> None:
         """Store what an agent of an open run asks, as it stands now; durable on return. May be repeated."""
@@ -112,35 +115,35 @@ class Inbox:
         if run:
             await self._approvals.note_questions(run_id, call[0], run.questions, revision, pending)
 
-    async def _begin_run(self, delivery: Delivery) -> str | None:
-        """Start the run of a message or of an agent; a run that was started for it before is returned.
+    async def _begin_agent(self, delivery: Delivery) -> Received:
+        """Start the run of an agent; a run that was started for it before is returned.
 
-        An agent that is not wanted any more begins none. If it cannot begin one, its call's result is the error. Once
-        the run is stored, it looks again: a cancel that came in between has found no run.
+        An agent that is not wanted any more begins none. If it cannot begin one, its call's result is the error.
         """
-        prompts, options = read_run_payload(delivery)
-        options |= {"run_id": delivery.run_id, "if_busy": delivery.if_busy}
-        if delivery.kind == "message":
-            return (await self._admission.start(prompts, **cast(StartOptions, options))).run_id
-        caller, agent, run_id = options["parent"], self._state.session_id, None
-        if await self._call_of(caller, agent):
-            try:
-                run_id = (await self._admission.start(prompts, **cast(StartOptions, options))).run_id
-            except (InvalidInputError, EmptyTurnError, SessionEndedError) as error:
+        caller = delivery.payload["parent"]
+
+        async def is_wanted() -> bool:
+            return await self._call_of(caller, self._state.session_id) is not None
+
+        try:
+            return await self._admission.receive(delivery, is_wanted)
+        except (InvalidInputError, EmptyTurnError, SessionEndedError) as error:
+            if await is_wanted():
                 await self._refuse(caller, error)
-                return None
-        if await self._call_of(caller, agent) is None:
-            await self._cancel(delivery)
-        return run_id
+            return Received(None, is_removed=False)
 
     async def _call_of(self, run_id: str, agent: str) -> tuple[str, CallState] | None:
-        """Return the call by which a run has called an agent, if the agent is wanted still; else None."""
+        """Return the call by which a run has called an agent, if the agent is wanted still; else None.
+
+        A run of this session may have calls that are stored, while it still waits for the store's answer.
+        """
+        own = self._state.open_run(run_id)
+        if own and (call := _wanted_call(own.record, agent)):
+            return call
         try:
-            caller = await self._store.run(run_id, self._state.key.user_id)
+            return _wanted_call(await self._store.run(run_id, self._state.key.user_id), agent)
         except RunNotFoundError:
             return None
-        call = call_of_agent(caller, agent)
-        return call if call and is_wanted(caller, call[1]) else None
 
     async def _refuse(self, run_id: str, error: TurnwiseError) -> None:
         """Store the delivery of an error as the result of the call of this agent. May be repeated."""
@@ -151,25 +154,33 @@ class Inbox:
             await self._store.add_delivery(result)
             self._alarm.tell(result.occurs_at)
 
-    async def _provide(self, delivery: Delivery) -> None:
-        """Provide the result of an agent to the call that waits for it, or tell it; do nothing if it is not wanted."""
+    async def _provide(self, delivery: Delivery) -> bool:
+        """Provide the result of an agent to the call that waits for it, or tell it; do nothing if it is not wanted.
+
+        Returns whether the commit that does so has removed the delivery.
+        """
         run_id, agent, text = (delivery.payload[name] for name in ("run_id", "agent", "error"))
+        await self._transactor.loaded()
         if (call := await self._call_of(run_id, agent)) is None:
-            return
+            return False
         end = await self._end_of(agent) if text is None else _AgentEnd(text, True, None, Usage())
         (call_id, state), run = call, end.run
         restarts = state.agent.get("restarts") if run and run.state == "interrupted" else 0
         if run and restarts and await self._approvals.begin_again(run_id, call_id, run):
-            return
+            return False
         questions = run.questions if run else {}
         if state.agent.get("background"):
             await self._tell(agent, state, end)
             if end.spent is not None:
                 await self._approvals.note_end(run_id, call_id, end.spent, questions)
-            return
+            return False
         decision = ApprovalDecision(verdict="provided", text=end.text, is_error=end.is_error)
         with suppress(RunNotFoundError, CallNotFoundError, CallDecidedError):
-            await self._approvals.decide(run_id, call_id, decision, spent=end.spent, questions=questions)
+            removal = [DeliveryChange(delivery, None)]
+            return await self._approvals.decide(
+                run_id, call_id, decision, spent=end.spent, questions=questions, deliveries=removal
+            )
+        return False
 
     async def _tell(self, agent: str, state: CallState, end: _AgentEnd) -> None:
         """Have the active run, or a new one, take the end of an agent in the background as a message; once.
@@ -183,9 +194,11 @@ class Inbox:
 
     async def _end_of(self, run_id: str) -> _AgentEnd:
         """Return how an agent's run has ended."""
+        key = SessionKey(run_id, self._state.key.user_id)
         try:
-            run = await self._store.run(run_id, self._state.key.user_id)
-            turns = await self._store.turns(run.session_key, after=run.turn_index - 1, limit=1)
+            run, turns = await asyncio.gather(self._store.run(run_id, key.user_id), self._store.turns(key, limit=1))
+            if run.turn_index:
+                turns = await self._store.turns(key, after=run.turn_index - 1, limit=1)
         except (RunNotFoundError, SessionNotFoundError):
             return _AgentEnd("the agent's session was deleted", True, None, None)
         output = turns[0].output if turns and turns[0].index == run.turn_index else ()
@@ -197,12 +210,27 @@ class Inbox:
         return _AgentEnd("\n\n".join(part for part in (why, text) if part), True, run, spent)
 
     async def _cancel(self, delivery: Delivery) -> None:
-        """Cancel the run of an agent that is not wanted any more, if it has begun, and wait for its end.
+        """Cancel the run of an agent that is not wanted any more, and wait for its end. It never begins later.
 
-        The store is asked first, since a session that was ever restored tells of a run that it lacks as of one that
-        was lost, each time.
+        A run that is about to begin, as its caller had not ended yet, is stored once `prove_ownership` returns. The
+        store is asked first, since a session that was ever restored tells of a run that it lacks as of one that was
+        lost, each time.
         """
+        if not await self._has_cancelled(delivery):
+            await self._admission.prove_ownership()
+            await self._has_cancelled(delivery)
+
+    async def _has_cancelled(self, delivery: Delivery) -> bool:
+        """Cancel the run of this agent, and wait for its end; return whether it has begun."""
         run_id, user_id = self._state.key
-        with suppress(RunNotFoundError):
+        try:
             await self._store.run(run_id, user_id)
             await self._admission.cancel(f"run of session {delivery.session_id!r} has ended", run_id)
+        except RunNotFoundError:
+            return False
+        return True
+
+
+def _wanted_call(caller: RunRecord, agent: str) -> tuple[str, CallState] | None:
+    call = call_of_agent(caller, agent)
+    return call if call and is_wanted(caller, call[1]) else None

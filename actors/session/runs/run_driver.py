@@ -268,8 +268,11 @@ class RunDriver:
         return Ending("cancelled", run.cancelled.result()) if run.cancelled.done() else None
 
     async def _suspend(self, run: ActiveRun, ending: Ending) -> None:
-        """Store that the run waits for decisions, unless all of them have been made meanwhile."""
-        if run.done.done() or run.record.state == "awaiting_approval":
+        """Store that the run waits for decisions, unless that is stored, or all of them have been made meanwhile."""
+        if run.done.done():
+            return
+        if run.record.state == "awaiting_approval" and not ending.calls:
+            run.close_operation()
             return
         calls = {**run.calls, **ending.calls}
         if not any(state.is_waiting for state in calls.values()):
@@ -415,6 +418,8 @@ class RunDriver:
         blocks: Sequence[Block],
         events: Sequence[NewEvent],
         calls: Mapping[str, CallState | None],
+        *,
+        suspends: bool,
     ) -> Turn:
         """See `StepContext.record`."""
         run = attempt.run
@@ -427,7 +432,7 @@ class RunDriver:
             elif run.done.done() or run.attempt is not attempt:
                 raise EngineError("the run has ended: nothing can be added to it")
             else:
-                await self._record(attempt, blocks, events, calls, doubt)
+                await self._record(attempt, blocks, events, calls, doubt, suspends=suspends)
             return self._journal.blocks.turn(run.turn)
 
         return await self._transactor.run_with_retries(change)
@@ -439,6 +444,8 @@ class RunDriver:
         events: Sequence[NewEvent],
         calls: Mapping[str, CallState | None],
         doubt: UnknownOutcome,
+        *,
+        suspends: bool,
     ) -> None:
         """Store what a call of a tool or of the model has added. Memory changes only after the commit."""
         run = attempt.run
@@ -451,7 +458,9 @@ class RunDriver:
         joining = self._joining.of(run, new) if has_results and not ledger.uses_without_result() else Joining()
         turn = joining.grown(turn)
         states = {call_id: state for call_id, state in {**run.calls, **calls, **agents}.items() if state}
-        record = replace(run.record, calls=encode_calls(states), usage=run.bill())
+        suspends = suspends and any(state.is_waiting for state in states.values())
+        state = "awaiting_approval" if suspends else run.record.state
+        record = replace(run.record, state=state, calls=encode_calls(states), usage=run.bill())
         session = run.charged(session, record)
         if new and not events:
             events = [attempt.end_call(new)]
@@ -472,6 +481,8 @@ class RunDriver:
         run.output = RecordedOutput.read(turn.output, self._journal.blocks.cache)
         run.turn = turn
         run.billed(record)
+        if suspends:
+            run.decided.clear()
         attempt.ledger.record(blocks)
         for block in joining.added(run.output.blocks):
             attempt.ledger.append(block)

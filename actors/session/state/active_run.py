@@ -112,6 +112,11 @@ class ActiveRun:
         return self.attempt is not None and self.attempt.closed
 
     @property
+    def is_working(self) -> bool:
+        """Whether an engine works on it. It may do so for a moment after the run was suspended."""
+        return self.attempt is not None and not self.attempt.closed
+
+    @property
     def calls(self) -> dict[str, CallState]:
         """The states of the run's tool calls by call id, as of the last commit."""
         return decode_calls(self.record.calls)

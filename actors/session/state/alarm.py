@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
+
+from turnwise.memory.deliveries.records import Delivery
 
 
 class Alarm(Protocol):
@@ -18,6 +21,12 @@ class Alarm(Protocol):
     def tell(self, due_at: float) -> None:
         """Say that a delivery was stored that is due at this time, by the store's clock. Does not wait."""
 
+    def hand_over(self, deliveries: Sequence[Delivery]) -> None:
+        """Have the addressees carry out deliveries that were stored and are due now. Does not wait.
+
+        What cannot be handed over stays in the store, where the dispatcher finds it.
+        """
+
 
 class NoAlarm:
     """The `Alarm` where nobody has to be started or told."""
@@ -27,6 +36,9 @@ class NoAlarm:
 
     def tell(self, due_at: float) -> None:
         """See `Alarm.tell`."""
+
+    def hand_over(self, deliveries: Sequence[Delivery]) -> None:
+        """See `Alarm.hand_over`."""
 
 
 NO_ALARM = NoAlarm()

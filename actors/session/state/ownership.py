@@ -59,7 +59,7 @@ class Ownership:
         A run that awaits approval, and the runs queued behind it, do not count.
         """
         active = self._state.active
-        waits = active and active.record.state == "awaiting_approval" and active.is_waiting
+        waits = active and active.record.state == "awaiting_approval" and active.is_waiting and not active.is_working
         runs = not waits and bool(active or self._state.run_queue.queue)
         return runs or self._transactor.may_have_begun
 

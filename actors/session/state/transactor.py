@@ -216,15 +216,20 @@ class Transactor:
             encoded: the blocks as stored text, if they are encoded already.
             live: whether a run is active after the commit; None if that does not change.
             doubt: if the commit's outcome is unknown, the next activation sets its `stored`.
+            deliveries: those of this session that change, and those of others that this commit carries out, which are
+                removed. It is refused if one of them has changed.
 
         Raises:
             DuplicateKeyError, DeliveryChangedError: nothing was stored.
             TurnwiseError: see `Journal.commit`.
         """
         ends = deliveries_of_ends(session, [*runs, *([new_run] if new_run else [])], self._journal.clock())
-        deliveries = [*deliveries, *ends, *self._questions(session, runs)]
-        is_sending = any(change.after and change.after.to_session is not None for change in deliveries)
-        if is_sending:
+        key = self._journal.key
+        received = [change.before for change in deliveries if change.before and change.before.session_key != key]
+        own = [change for change in deliveries if change.before not in received]
+        own += [*ends, *self._questions(session, runs)]
+        sent = [change.after for change in own if change.after and change.after.to_session is not None]
+        if sent:
             await self._alarm.expect()
         numbered = self._journal.number(events)
         calls = await self._calls_of(numbered)
@@ -243,7 +248,8 @@ class Transactor:
             runs=runs,
             forget_turns=forget_turns,
             cleared_blocks=cleared_blocks,
-            deliveries=[*deliveries, *calls],
+            deliveries=[*own, *calls],
+            received=received,
             spent=self._ledger_rows(runs, new_run),
         )
         last = self._unanswered = _Unanswered(commit, doubt, self._unbilled, self._begins(commit))
@@ -255,6 +261,8 @@ class Transactor:
             self.add_unbilled(last.unbilled)
             raise
         except TurnwiseError:
+            if sent:
+                self._alarm.tell(self._journal.clock())  # they may be stored
             if self._journal.lost:
                 self._lose(self._journal.lost)
             elif last.begins and (self._launching is None or self._launching.done()):
@@ -262,8 +270,8 @@ class Transactor:
                 self._launching = self._tasks.spawn(retry(self._launch_begun, task_name, until=self.is_final))
             raise
         self._unanswered = None
-        if is_sending:
-            self._alarm.tell(self._journal.clock())
+        if sent:
+            self._alarm.hand_over(sent)
         self._mark.stored(session)
         if calls:
             self._outbox.tell(self._journal.clock())

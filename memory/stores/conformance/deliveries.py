@@ -165,6 +165,56 @@ async def check_a_cancel_and_a_run_of_a_delivery_exclude_each_other(store: Sessi
 
 
 @_law
+async def check_a_commit_receives_a_delivery_of_another_session_or_nothing(
+    store: SessionStore, other: SessionStore
+) -> None:
+    """The delivery goes with the commit that carries it out, or nothing of the commit is stored."""
+    owner = await eventful(store)
+    for session_id, user_id in (("sender", DEFAULT_USER), ("sender", "zoe")):
+        await store.create(a_session(session_id, user_id))
+    sent = [a_delivery(f"m{index}", session_id="sender", to_session="s") for index in range(3)]
+    of_zoe = a_delivery("m0", session_id="sender", user_id="zoe", to_session="s")
+    for delivery in (*sent, of_zoe):
+        await store.add_delivery(delivery)
+    first, second, _ = sent
+    stale = [
+        [replace(first, revision=2)],
+        [replace(first, delivery_id="another")],
+        [replace(first, key="another")],
+        [replace(first, session_id="s")],
+        [replace(first, session_id="none")],
+        [second, replace(first, revision=2)],
+        [first, first],
+        [of_zoe],
+    ]
+    run = a_run("r9", 9)
+    before = await other.deliveries()
+    for received in stale:
+        async with unchanged(store, "s"):
+            commit = owner.prepare("c", new_run=run, received=received)
+            error = await refuses(DeliveryChangedError, store.commit(KEY, 1, commit), f"a commit of {received}")
+            equal(error.session_id, "s", "the session in the error")
+    async with unchanged(store, "s"):
+        await refuses(SessionFencedError, store.commit(KEY, 7, owner.prepare("c", received=[first])), "another epoch")
+    await refuses(RunNotFoundError, store.run("r9"), "the run of a refused commit")
+    equal(await other.deliveries(), before, "the deliveries after refused commits")
+    added = a_delivery("new", 5.0)
+    await owner.commit("c", new_run=run, received=sent[:2], deliveries=[DeliveryChange(None, added)])
+    left = [delivery for delivery in before if delivery not in sent[:2]]
+    equal(set(await other.deliveries()), {*left, added}, "the deliveries that are left")
+    equal(await other.delivery(first.session_key, first.key), None, "the delivery in its session")
+    equal({*(await other.due(100.0)).items} & {*sent, of_zoe}, {sent[2], of_zoe}, "what is due of these")
+    again = replace(first, delivery_id="again")
+    equal(await store.add_delivery(again), again, "a delivery under the same key")
+    cancelled = DeliveryChange(sent[2], None)
+    received_or_cancelled = await asyncio.gather(
+        owner.commit(received=[sent[2]]), other.change_delivery(cancelled), return_exceptions=True
+    )
+    errors = [outcome for outcome in received_or_cancelled if isinstance(outcome, BaseException)]
+    equal([type(error) for error in errors], [DeliveryChangedError], f"the errors of {received_or_cancelled}")
+
+
+@_law
 async def check_due_deliveries_come_in_order_and_in_pages(store: SessionStore) -> None:
     """By time and id, up to and including `now`, of all sessions; those that were given up are never due."""
     due = {"c": 5.0, "a": 7.0, "e": 5.0, "b": 7.0, "d": 5.0, "late": 7.5, "f": 0.0, "never": None}

@@ -203,6 +203,28 @@ local function change_deliveries(number, places, changes)
   end
 end
 
+-- The answer that refuses to receive deliveries of other sessions; nil if they are as they were read.
+local function refused_received(received)
+  local seen = {}
+  for _, delivery in ipairs(received) do
+    local session, name, id, revision = unpack(delivery)
+    local sender = redis.call('HGET', ids, session)
+    local text = sender and redis.call('HGET', key(sender, ':deliveries'), name) == id
+      and redis.call('HGET', deliveries, id)
+    local is_same = text and string.match(text, '^%d+ (%d+) ') == revision
+    if not is_same or seen[id] then return {'changed', id} end
+    seen[id] = true
+  end
+end
+
+local function receive(places, received)
+  for _, delivery in ipairs(received) do
+    local session, name, id = unpack(delivery)
+    drop_delivery(id, delivery_lists(places))
+    redis.call('HDEL', key(redis.call('HGET', ids, session), ':deliveries'), name)
+  end
+end
+
 local function ledger(name)
   return tonumber(name) and key(name, ':ledger') or base .. ':ledger:' .. name
 end

@@ -216,6 +216,7 @@ class RedisStore(RedisDatabase):
                     [(padded(event.seq), _index_field("e", event.key), encode_event(event)) for event in commit.events]
                 ),
                 *_rows([_delivery_row(change) for change in commit.deliveries]),
+                *_rows([_received_row(key.user_id, delivery) for delivery in commit.received]),
                 *_rows(
                     [
                         (ledger_field(row, session.agent, name), number)
@@ -560,6 +561,11 @@ def _run_text(run: RunRecord) -> tuple[str, str]:
     """Return a letter for the run's state (unsettled, waiting or ended), and the run as text."""
     letter = "u" if run.state in UNSETTLED else "w" if run.is_open else "e"
     return letter, record_text(run, _RUN)
+
+
+def _received_row(user_id: str, delivery: Delivery) -> tuple[Argument, ...]:
+    """Return the name of the user's session that has the delivery, its key, id and revision."""
+    return _name(SessionKey(delivery.session_id, user_id)), delivery.key, delivery.delivery_id, delivery.revision
 
 
 def _delivery_row(change: DeliveryChange) -> tuple[Argument, ...]:

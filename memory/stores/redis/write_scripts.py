@@ -67,7 +67,7 @@ local revision, revision_before, size, size_before = take(), take(), take(), tak
 local updated, deadline, upto = take(), take(), take()
 local turns_upto, cleared = tonumber(take()), rows(2)
 local blocks, dropped, turns, new, runs, events = rows(2), rows(1), rows(3), rows(5), rows(3), rows(3)
-local changes, spent = rows(5), rows(2)
+local changes, received, spent = rows(5), rows(4), rows(2)
 local home, log, keys = key(number), key(number, ':log'), key(number, ':keys')
 local open, turn_set, run_set = key(number, ':open'), key(number, ':turns'), key(number, ':runs')
 local loose, keyed = key(number, ':events'), key(number, ':keyed')
@@ -103,7 +103,7 @@ for _, event in ipairs(events) do
   seen[' ' .. seq] = true
 end
 
-local refusal = refused(number, changes)
+local refusal = refused(number, changes) or refused_received(received)
 if refusal then return refusal end
 
 local gone = {}
@@ -120,7 +120,7 @@ end
 local sets = lists(places, status, old_status)
 for _, set in ipairs({open, turn_set, run_set, loose, keyed}) do sets[#sets + 1] = set end
 local hashes = {log, keys, run_ids, key(number, ':lent')}
-if #changes > 0 then
+if #changes + #received > 0 then
   for _, hash in ipairs({deliveries, key(number, ':deliveries')}) do hashes[#hashes + 1] = hash end
   for _, set in ipairs({due, unpack(delivery_lists(places))}) do sets[#sets + 1] = set end
 end
@@ -190,6 +190,7 @@ for _, event in ipairs(events) do
   if event[2] ~= '' then redis.call('HSET', keys, event[2], event[1]) end
 end
 change_deliveries(number, places, changes)
+receive(places, received)
 return {''}
 """
 

@@ -25,6 +25,7 @@ from turnwise.memory.stores.sql.rows import (
     event_row,
     ledger_values,
     log_key,
+    received_delivery_row,
     run_row,
     turn_row,
 )
@@ -46,7 +47,7 @@ class CommitRows:
     other_rows: tuple[list[Row], ...]
     """The other rows to write, by kind, in the order in which the kinds are written."""
     changed_deliveries: tuple[str, ...]
-    """The deliveries that are changed or removed."""
+    """The deliveries that are changed, removed or received."""
 
 
 class CommitWriter:
@@ -74,9 +75,10 @@ class CommitWriter:
             sql.insert_delivery,
             sql.put_delivery,
             sql.drop_delivery,
+            sql.drop_received,
             sql.add_spent,
         )
-        self._compares = (sql.put_delivery, sql.drop_delivery)
+        self._compares = (sql.put_delivery, sql.drop_delivery, sql.drop_received)
         self._lock_timeout_s = lock_timeout_s
         self._is_sqlite = dialect.name == "sqlite"
         self._has_pipeline = not self._is_sqlite and driver.Pipeline.is_supported()
@@ -101,11 +103,13 @@ class CommitWriter:
             (delivery_row(key, after) for before, after in deliveries if after and not before),
             (changed_delivery_row(key, before, after) for before, after in deliveries if before and after),
             (compared_delivery_row(key, before) for before, after in deliveries if before and not after),
+            (received_delivery_row(of.user_id, delivery) for delivery in commit.received),
             (ledger_values(key_in(commit.session, row), numbers_of(row)) for row in commit.spent),
         )
         session = self._put_session.bind(changed_session_row(of, epoch, commit))
         other_rows = tuple([kind.bind(row) for row in rows] for kind, rows in zip(self._kinds, kinds, strict=True))
-        changed = tuple(before.delivery_id for before, _ in deliveries if before)
+        compared = [*(before for before, _ in deliveries if before), *commit.received]
+        changed = tuple(delivery.delivery_id for delivery in compared)
         return CommitRows(of, epoch, time.monotonic(), key, session, other_rows, changed)
 
     def write(self, cursor: Any, group: Sequence[CommitRows]) -> list[Exception | None]:

@@ -296,6 +296,13 @@ def compared_delivery_row(key: int, before: Delivery) -> dict[str, Any]:
     return {**found_by, "b_revision_before": before.revision}
 
 
+def received_delivery_row(user_id: str, delivery: Delivery) -> dict[str, Any]:
+    """Return what finds a stored delivery of another session of this user, if it is still this one."""
+    compared = compared_delivery_row(0, delivery)
+    del compared["b_session"]
+    return {"user_id": user_id, "session_id": delivery.session_id, **compared}
+
+
 def changed_delivery_row(key: int, before: Delivery, after: Delivery) -> dict[str, Any]:
     """Return the fields of a delivery that may change, and those that it must match, for `put_delivery`."""
     columns = delivery_row(key, after)

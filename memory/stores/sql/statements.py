@@ -319,6 +319,8 @@ class Statements:
         changed: dict[str, Any] = {name: bind(f"b_{name}") for name in CHANGED_DELIVERY_COLUMNS}
         self.put_delivery = statement(sa.update(deliveries).where(*is_before).values(changed))
         self.drop_delivery = statement(sa.delete(deliveries).where(*is_before))
+        sender = sa.select(sessions.c.key).where(*is_session).scalar_subquery()
+        self.drop_received = statement(sa.delete(deliveries).where(one.session == sender, *is_before[1:]))
         # The lock keeps the session from being deleted before the delivery is stored, and hinders no commit.
         owner = sa.select(sessions.c.key).where(*is_session)
         self.owner = statement(owner.with_for_update(read=True, key_share=True))

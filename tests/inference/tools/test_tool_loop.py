@@ -574,6 +574,37 @@ async def test_a_run_killed_right_after_asking_for_an_approval_waits_for_it() ->
     stage.new_core()
     await stage.start()
     await stage.until(stage.awaits)
+    stores = [store for store in kills if "c1" in (await store.run("run")).calls]
+    assert {(await store.run("run")).state for store in stores} == {"awaiting_approval"}, "one commit stores both"
+    again = Stage(engine, on_lost="interrupt")
+    again.store = stores[0]
+    core = again.new_core()
+    await core.transactor.activate()
+    assert (await core.reads.run("run")).state == "awaiting_approval"
+    await core.approvals.decide("run", "c1", ApprovalDecision(verdict="approved"))
+    outcome = await again.outcome()
+    assert outcome.run.state == "completed" and [result.text for result in results(outcome)] == ["paid"]
+
+
+async def test_a_run_killed_between_the_commits_of_its_call_and_of_its_wait_waits_for_it() -> None:
+    """As that of an engine which does not say that it suspends the run next."""
+    waiting = CallState(name="pay", wants="approval")
+
+    class InTwoSteps(Scripted):
+        async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
+            if "c1" not in context.calls:
+                await context.record(use("c1", "pay"), calls={"c1": waiting})
+            if context.calls["c1"].is_waiting:
+                raise Suspend
+            return [Text(text=f"it was {context.calls['c1'].verdict}")]
+
+    engine = InTwoSteps([], ToolRegistry())
+    kills: list[InMemoryStore] = []
+    stage = Stage(engine, on_lost="resume")
+    stage.store = WatchedStore(kills.append)
+    stage.new_core()
+    await stage.start()
+    await stage.until(stage.awaits)
     stores = [store for store in kills if "c1" in (run := await store.run("run")).calls and run.state == "running"]
     assert len(stores) == 1, "the call was recorded, and the run does not wait yet"
     again = Stage(engine, on_lost="resume")
@@ -583,8 +614,7 @@ async def test_a_run_killed_right_after_asking_for_an_approval_waits_for_it() ->
         await asyncio.sleep(0.01)
     assert run.state == "awaiting_approval", run.why
     await core.approvals.decide("run", "c1", ApprovalDecision(verdict="approved"))
-    outcome = await again.outcome()
-    assert outcome.run.state == "completed" and [result.text for result in results(outcome)] == ["paid"]
+    assert (await again.outcome()).run.state == "completed"
 
 
 async def test_a_call_that_has_begun_keeps_why_it_waited() -> None:

@@ -13,10 +13,11 @@ import pytest
 from teams import KEY, PAY, RESEARCHER, SLOW_S, Team, asks, is_waiting
 from turnwise.actors.session.state.journal import REVERTED
 from turnwise.engines import agent_tool
-from turnwise.errors import ConfigError, SessionInUseError, SessionRevertedError
+from turnwise.errors import ConfigError, SessionFencedError, SessionInUseError, SessionRevertedError
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.deliveries.agent_calls import agent_id
+from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.stores.agents import agents_below, hand_back_results
 from turnwise.testing.exhaust import exhaust
 from turnwise.testing.faults import Faults
@@ -281,24 +282,108 @@ def test_agents_are_called_once_whatever_fails_or_dies() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_a_cancel_that_comes_while_an_agent_begins_ends_it() -> None:
+async def test_agents_answer_though_nobody_reads_the_store_for_what_is_due() -> None:
+    team = await Team([asks("a", "b"), asks("c"), "done"], hands_over=True).begin()
+    await team.lead.wait("go")
+    assert await team.results() == [("about a", False), ("about b", False), ("about c", False)]
+    assert len(await team.agent_runs()) == 3 and await team.store.deliveries() == []
+
+
+def test_agents_are_called_once_though_each_delivery_is_handed_over_by_two() -> None:
+    """By the process of its sender, and by a dispatcher, whatever fails or dies meanwhile."""
+
+    async def life(faults: Faults) -> None:
+        team = await Team([asks("a", "b"), "done"], faults, hands_over=True).begin()
+        await team.dispatch(team.has_ended)
+        await asyncio.wait(team.alarm.tasks, timeout=60.0)  # those of processes that were killed never end
+        assert await team.results() == [("about a", False), ("about b", False)]
+        assert [run.state for run in await team.runs()] == ["completed"] * 3
+        assert len(await team.store.query()) == 3 and await team.store.deliveries() == []
+        for world in team.worlds.values():
+            (await world.audit()).check()
+
+    struck = exhaust(life)
+    assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck
+
+
+class SlowRead:
+    """A store whose first read of a run takes until it is told to go on, and which says when that has begun."""
+
+    def __init__(self, inner: Any) -> None:
+        self.has_read, self.goes_on = asyncio.Event(), asyncio.Event()
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def run(self, *args: Any) -> Any:
+        is_first, run = not self.has_read.is_set(), await self._inner.run(*args)
+        self.has_read.set()
+        if is_first:
+            await self.goes_on.wait()
+        return run
+
+
+async def team_with_agent_that_is_about_to_begin() -> tuple[Team, Delivery]:
     slow = agent_tool("researcher", engine="slow", description="Never answers.")
     engines = {"slow": ScriptedEngine([[Pause(math.inf)]])}
     team = await Team([asks("a"), "done"], tools=[slow], engines=engines).begin()
     while not await is_waiting(team):
         await asyncio.sleep(0.01)
     (begin,) = await team.store.deliveries()
+    await team.of(begin.run_id).ask("transactor.activate")
+    return team, begin
+
+
+@pytest.mark.virtual_time
+async def test_a_cancel_that_comes_after_an_agent_has_looked_for_its_caller_ends_it() -> None:
+    team, begin = await team_with_agent_that_is_about_to_begin()
     agent = team.of(begin.run_id)
-    await agent.ask("transactor.activate")
+    slow = agent.core.inbox._store = SlowRead(agent.store)  # noqa: SLF001 - to stop it between the read and the commit
+    beginning = asyncio.create_task(agent.core.inbox.receive(begin))
+    await slow.has_read.wait()
+    await team.lead.cancel("go")
+    cancel = next(delivery for delivery in await team.store.deliveries() if delivery.kind == "cancel")
+    cancelling = asyncio.create_task(agent.core.inbox.receive(cancel))
+    await asyncio.sleep(0.1)
+    assert not cancelling.done(), "it waits for what may begin"
+    slow.goes_on.set()
+    await asyncio.gather(beginning, cancelling)
+    assert [run.state for run in await team.runs()] == ["cancelled"] * 2
+    await team.dispatch(team.has_ended)
+
+
+@pytest.mark.virtual_time
+async def test_a_cancel_that_comes_before_an_agent_looks_for_its_caller_keeps_it_from_beginning() -> None:
+    team, begin = await team_with_agent_that_is_about_to_begin()
+    agent = team.of(begin.run_id)
     async with agent.core.transactor.alone:  # a change is under way, for which the start of the run waits
         beginning = asyncio.create_task(team.receive(begin))
         await asyncio.sleep(0.1)
         await team.lead.cancel("go")
         cancel = next(delivery for delivery in await team.store.deliveries() if delivery.kind == "cancel")
-        await agent.core.inbox.receive(*(cancel.session_id, cancel.key, cancel.delivery_id, cancel.revision))
-    await beginning
-    assert [run.state for run in await team.runs()] == ["cancelled"] * 2
+        cancelling = asyncio.create_task(team.receive(cancel))
+        await asyncio.sleep(0.1)
+    await asyncio.gather(beginning, cancelling)
+    assert await team.agent_runs() == [] and await team.store.deliveries() == []
+
+
+@pytest.mark.virtual_time
+async def test_an_agent_of_a_process_that_lost_its_session_does_not_begin_after_a_cancel() -> None:
+    """The process that owns the session hears of the cancel before the other one has stored the run."""
+    team, begin = await team_with_agent_that_is_about_to_begin()
+    loser = team.of(begin.run_id)
+    slow = loser.core.inbox._store = SlowRead(loser.store)  # noqa: SLF001 - to stop it between the read and the commit
+    beginning = asyncio.create_task(loser.core.inbox.receive(begin))
+    await slow.has_read.wait()
+    await team.lead.cancel("go")
+    del team.worlds[begin.run_id]
+    await team.receive(next(delivery for delivery in await team.store.deliveries() if delivery.kind == "cancel"))
+    slow.goes_on.set()
+    with pytest.raises(SessionFencedError):
+        await beginning
     await team.dispatch(team.has_ended)
+    assert await team.agent_runs() == []
 
 
 def test_a_cancelled_team_ends_soon_whatever_fails_or_dies() -> None:

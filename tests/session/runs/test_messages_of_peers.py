@@ -58,8 +58,7 @@ class Peers:
 
     async def receive(self, message: Delivery) -> str | None:
         """Have the addressee carry a delivery out, as a dispatcher does."""
-        of = (message.session_id, message.key, message.delivery_id, message.revision)
-        run_id: str | None = await self.addressee.ask("inbox.receive", *of)
+        run_id: str | None = await self.addressee.ask("inbox.receive", message)
         return run_id
 
     async def dispatch(self) -> None:
@@ -92,7 +91,8 @@ async def test_a_message_begins_a_run_of_the_other_session() -> None:
     run = await both.store.run(message.run_id)
     assert (run.session_id, run.labels) == (BOB.session_id, {"from_session": ANN.session_id})
     assert await both.store.deliveries() == [] and await both.store.runs(ANN) == []
-    assert await both.receive(message) is None and await both.prompts() == ["hello"]
+    assert await both.receive(message) == message.run_id, "the run that it has begun before"
+    assert await both.prompts() == ["hello"] and len(await both.store.runs(BOB)) == 1
 
 
 @pytest.mark.virtual_time
@@ -113,8 +113,9 @@ async def test_a_message_that_cannot_be_taken_now_stays() -> None:
         await both.receive(message)
     later = replace(message, revision=2, attempts=1, why="the queue is full")
     await both.store.change_delivery(DeliveryChange(message, later))
-    assert await both.receive(message) is None, "somebody else has changed it since"
     await both.prompts()
+    assert await both.receive(message) is None, "somebody else has changed it since"
+    assert len(await both.store.runs(BOB)) == 1
     assert await both.receive(later) == message.run_id
 
 

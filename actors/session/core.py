@@ -18,6 +18,7 @@ from turnwise.actors.session.history.block_removals import Removals
 from turnwise.actors.session.history.forgetting import Forgetting
 from turnwise.actors.session.history.forking import Forking
 from turnwise.actors.session.history.importing import Importing
+from turnwise.actors.session.history.versions import Versions
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
 from turnwise.actors.session.memory.unsaved_turns import SavingProgress
@@ -123,6 +124,7 @@ class SessionCore:
             agents=agents,
         )
         self._recovery = Recovery(state, transactor, engines, driver, self.ingestion)
+        self.versions = Versions(state, transactor)
         self.admission = RunAdmission(
             state,
             transactor,
@@ -131,6 +133,7 @@ class SessionCore:
             retrieval=self.retrieval,
             compaction=self.compaction,
             reads=self.reads,
+            versions=self.versions,
         )
         self.scheduling = Scheduling(state, transactor, self.admission, alarm)
         self.reminders = SessionReminders(state, self.scheduling)

@@ -49,7 +49,7 @@ from turnwise.memory.conversation.model_params import merged
 from turnwise.memory.conversation.prompts import Prompt, accept, check_calls
 from turnwise.memory.conversation.runs import REPLACED, Idempotency, IfBusy, RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import Spans, join, size, to_places
+from turnwise.memory.conversation.spans import Spans, join, size
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.deliveries.payload import read_run_payload
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
@@ -520,25 +520,11 @@ class RunAdmission:
             run.search = search
             run.record, run.turn = self._driver.begin(record, turn, head)
             run.turn = replacement.continued(run.turn) if replacement else run.turn
-            event = start_event(run.record, run.turn, head, session, prompts)
-        if replacement:
-            event[1]["input"] = to_places(run.turn.input, session.log)
+            event = start_event(run.record, run.turn, head, session, prompts, names_input=replacement is not None)
         if request.turn_id is not None:
             event[1].update({"turn_id": request.turn_id, "key": turn_key(request.turn_id)})
         if begins and record.says is not None:
-            ended = self._driver.said(run, record.says, session)
-            await self._transactor.commit(
-                ended.session,
-                [event, ended.event],
-                blocks=ended.blocks,
-                turns=[ended.turn],
-                new_run=ended.record,
-                live=False,
-                deliveries=request.delivery_changes(now),
-            )
-            run_queue.clear_pending()
-            self._driver.note_said(run, ended)
-            return Started(run.run_id, turn.index)
+            return await self._store_said(request, run, record.says, event, session)
         await self._transactor.commit(
             session,
             [*before, event],
@@ -563,6 +549,24 @@ class RunAdmission:
         self._driver.watch_queue()
         self._preempt(run.run_id, if_busy)
         return Started(run.run_id, turn.index)
+
+    async def _store_said(
+        self, request: _StartRequest, run: ActiveRun, text: str, event: NewEvent, session: SessionRecord
+    ) -> Started:
+        """Commit a run that says a text as ended."""
+        ended = self._driver.said(run, text, session)
+        await self._transactor.commit(
+            ended.session,
+            [event, ended.event],
+            blocks=ended.blocks,
+            turns=[ended.turn],
+            new_run=ended.record,
+            live=False,
+            deliveries=request.delivery_changes(run.record.created_at),
+        )
+        self._state.run_queue.clear_pending()
+        self._driver.note_said(run, ended)
+        return Started(run.run_id, ended.turn.index)
 
     def _preempt(self, run_id: str, if_busy: IfBusy) -> None:
         """Cancel the active run if this run is stored to come after it, and by its policy ends it. Idempotent."""

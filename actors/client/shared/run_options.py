@@ -39,12 +39,10 @@ _LARGE = 50
 """The most values of the schema of an answer that is checked on the caller's event loop."""
 
 
-class LaterRunOptions(TypedDict, total=False):
-    """The options of runs that `Session.schedule` may set; `Session.run` describes them. All may be omitted."""
+class AnswerOptions(TypedDict, total=False):
+    """The options of every run; `Session.run` describes them. All may be omitted."""
 
     parent: str | None
-    if_busy: IfBusy
-    debounce_s: float | None
     timeout_s: float | None
     labels: Mapping[str, str] | None
     memory: MemoryUse | bool | None
@@ -56,8 +54,23 @@ class LaterRunOptions(TypedDict, total=False):
     tools: Sequence[Tool] | None
 
 
+class LaterRunOptions(AnswerOptions, total=False):
+    """The options of runs that `Session.schedule` may set; `Session.run` describes them. All may be omitted."""
+
+    if_busy: IfBusy
+    debounce_s: float | None
+
+
 class RunOptions(LaterRunOptions, total=False):
     """The options of `Session.run` and `Session.start`, which describe them. All may be omitted."""
+
+    turn_id: str | None
+    idempotency_key: str | None
+    on_event: EventSink | None
+
+
+class RerunOptions(AnswerOptions, total=False):
+    """The options of `Session.rerun`; `Session.run` describes them. All may be omitted."""
 
     turn_id: str | None
     idempotency_key: str | None

@@ -146,9 +146,7 @@ class _StartRequest:
     def _fingerprint(self) -> str:
         """Return a digest of the prompts and of the options of the model call."""
         options = [self.options.get(name) for name in ("model", "params", "output", "instructions", "tools", "says")]
-        which = [f"rerun {self.rerun}"] if self.rerun else []
-        parts = [*self.encoded, json.dumps(options, sort_keys=True), *which]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        return hashlib.sha256("\n".join([*self.encoded, json.dumps(options, sort_keys=True)]).encode()).hexdigest()
 
 
 class RunAdmission:

@@ -349,7 +349,9 @@ class SessionReads:
             [opened.get(turn.index, turn) for turn in stored]
         ):
             run, streamed = runs.get(turn.run_id or ""), answered.get(turn.run_id or "", ())
-            yield list(chat_messages_of(self.session_id, turn, run, prompt, output, streamed=streamed))
+            yield list(
+                chat_messages_of(self.session_id, turn, run, prompt, output, streamed=streamed, branches=branches)
+            )
 
     async def runs(self, after: int = -1, limit: int = 100) -> list[RunRecord]:
         """Return up to `limit` runs with a turn index above `after`, by turn index; fewer, if they are large."""

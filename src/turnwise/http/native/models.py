@@ -296,8 +296,8 @@ class RunTool(Body):
         return external_tool(self.name, self.description, plain)
 
 
-class LaterRunOptions(Body):
-    """What to run and how, as a run that begins now and a schedule have it."""
+class AnswerOptions(Body):
+    """What to run and how, as every run has it."""
 
     bounds: ClassVar[Bounds] = {**PROMPT_BOUNDS, "tools": ("MAX_TOOLS", MAX_TOOLS), "labels": ("MAX_NAMES", MAX_NAMES)}
 
@@ -305,13 +305,6 @@ class LaterRunOptions(Body):
     """If omitted, the prompts that were appended are run, or `instructions` alone."""
     parent: str | None = None
     """The run on whose behalf this one is started."""
-    if_busy: IfBusy = "reject"
-    """While another run is active: answer 409; wait behind it; cancel it, or also remove its turn; `latest`: take the
-    place of the runs that wait; `merge`: become one run with those that wait; `inject`: join the active run at its
-    next model call; `debounce`: become one run with those that come within `debounce_s`; `drop`: store nothing, and
-    answer with the active run."""
-    debounce_s: float | None = None
-    """With `debounce`: how many seconds nobody must have added a prompt before the run begins."""
     timeout_s: float | None = None
     """The run fails after so many seconds."""
     labels: dict[str, str] | None = None
@@ -341,6 +334,48 @@ class LaterRunOptions(Body):
         if self.tools is not None:
             tools = await asyncio.to_thread(lambda tools: [tool.as_tool() for tool in tools], self.tools)
         return {name: getattr(self, name) for name in _RUN_OPTIONS if hasattr(self, name)} | {"tools": tools}
+
+
+class LaterRunOptions(AnswerOptions):
+    """What to run and how, as a run that begins now and a schedule have it."""
+
+    if_busy: IfBusy = "reject"
+    """While another run is active: answer 409; wait behind it; cancel it, or also remove its turn; `latest`: take the
+    place of the runs that wait; `merge`: become one run with those that wait; `inject`: join the active run at its
+    next model call; `debounce`: become one run with those that come within `debounce_s`; `drop`: store nothing, and
+    answer with the active run."""
+    debounce_s: float | None = None
+    """With `debounce`: how many seconds nobody must have added a prompt before the run begins."""
+
+
+class RerunOptions(AnswerOptions):
+    """Which turn to answer anew, and how."""
+
+    model_config = example(at=3, prompt="Which museums are open on Sunday?")
+
+    prompt: TextOrBlocks | None = None
+    """In place of the turn's own."""
+    at: int | None = None
+    """The index of the turn; the last one that has ended if omitted."""
+    turn_id: str | None = None
+    """Your id of the new turn, unique in the session."""
+
+
+class ChooseVersion(Body):
+    """Which version to show."""
+
+    model_config = example(index=3)
+
+    index: int
+    """The index of a turn."""
+
+
+class VersionChosen(Shown):
+    """Whether another version was shown before."""
+
+    model_config = example(changed=True)
+
+    changed: bool
 
 
 class RunOptions(LaterRunOptions):
@@ -579,6 +614,8 @@ class MessageShown(Shown):
     """Names its blocks, to remove them."""
     is_partial: bool
     """Whether it is still being answered."""
+    versions: list[int]
+    """The indexes of the versions of its turn, by age, its own included."""
     blocks: list[AnyBlock]
 
 
@@ -603,6 +640,17 @@ class MessagePage(Shown):
         return cls(items=[MessageShown.model_validate(message) for message in page], cursor=page.cursor)
 
 
+class VersionShown(Shown):
+    """One of the turns that a session has had in the same place."""
+
+    number: int
+    """From 1, by age."""
+    index: int
+    """The turn's."""
+    is_shown: bool
+    """Whether the conversation has this one now."""
+
+
 class TurnShown(Shown):
     """A turn: what was asked, and what was answered."""
 
@@ -623,6 +671,10 @@ class TurnShown(Shown):
     forgotten: bool
     removed: list[int]
     """The numbers, from 0, of those of the blocks which the turn added that were removed from later requests."""
+    version: int
+    """Its number among the versions, from 1."""
+    versions: list[VersionShown]
+    """The turns that the session has had in its place, by age, itself included."""
     blocks: list[AnyBlock]
     """What the turn added; with `snapshot`, all that the model was given and what it answered."""
 
@@ -636,7 +688,17 @@ class TurnShown(Shown):
         usage = UsageShown.of(record.usage)
         if blocks is None:
             blocks = list(turn.blocks if snapshot else turn.new_blocks)
-        return cls(**named, **stored, text=turn.text, usage=usage, removed=list(turn.removed), blocks=blocks)
+        versions = [VersionShown(**version._asdict()) for version in turn.versions]
+        return cls(
+            **named,
+            **stored,
+            text=turn.text,
+            usage=usage,
+            removed=list(turn.removed),
+            version=turn.version,
+            versions=versions,
+            blocks=blocks,
+        )
 
 
 class TurnPage(Shown):

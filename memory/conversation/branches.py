@@ -43,7 +43,7 @@ class Version(NamedTuple):
 
     number: int
     """From 1, by age."""
-    index: int
+    turn_index: int
     """The index of the turn."""
     is_shown: bool
     """Whether the conversation as it is shown has this one. None is shown if an earlier turn has another version."""

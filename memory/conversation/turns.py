@@ -186,7 +186,7 @@ class Turn:
     @property
     def version(self) -> int:
         """The number of this one among its `versions`, from 1."""
-        return next(version.number for version in self.versions if version.index == self._record.index)
+        return next(version.number for version in self.versions if version.turn_index == self._record.index)
 
     @property
     def is_shown(self) -> bool:

@@ -182,7 +182,7 @@ async def last_shown_turn(
         stop = min(part.stop, next_index)
         while stop > part.start:
             start = max(part.start, stop - window)
-            turns = await _in_range(read, start, stop, INDEX)
+            turns: list[TurnRecord] = await _in_range(read, start, stop, INDEX)
             if ended := [turn for turn in turns if not turn.is_open]:
                 return ended[-1]
             stop, window = start, min(2 * window, MOST_WINDOW)

@@ -74,7 +74,7 @@ def chat_messages_of(
     Removed blocks are left out, and so are messages without remaining blocks, or with blocks of unknown kinds only, in
     which adapters store data of their own. The other messages keep their numbers.
     """
-    versions = tuple(version.index for version in versions_of(branches, turn.index))
+    versions = tuple(version.turn_index for version in versions_of(branches, turn.index))
     answered_at = turn.created_at if run is None else run.ended_at or run.started_at or run.created_at
     stored_places = places(join(turn.prompt, turn.output))
     numbered_places, removed = enumerate(chain(stored_places, repeat(None))), turn.removed_numbers

@@ -124,7 +124,7 @@ async def audit(
             violations.append(Violation(session_id, "can be read", str(error)))
             continue
         session_notes = notes.get(session_id, [])
-        steps = list(_steps(session.turns, session.branches))
+        steps = list(_steps(session.turns))
         findings = [
             *_events_hold(session, all_ended=all_ended),
             *_successors_hold(session.runs),
@@ -286,14 +286,14 @@ class _Step:
         return self.turn.cache.read(self.new)
 
 
-def _steps(turns: Iterable[Turn], branches: Branches) -> Iterator[_Step]:
+def _steps(turns: Iterable[Turn]) -> Iterator[_Step]:
     """Yield each turn; no turn continues one that waits."""
     before, older = None, Spans()
     ended: list[Turn] = []
     for turn in turns:
         spans = turn.record.spans
-        if branches and turn.status not in WAITING:
-            below = ranges_below(branches, turn.index)
+        if turn.branches and turn.status not in WAITING:
+            below = ranges_below(turn.branches, turn.index)
             before = next((last for last in reversed(ended) if any(last.index in part for part in below)), None)
             older = before.record.spans if before else Spans()
             ended.append(turn)
@@ -342,7 +342,7 @@ def _versions_hold(session: StoredSession) -> Iterator[Finding]:
     if not are_valid(branches, session.next_index):
         yield "branches are in order", f"they are {branches}, and the next turn is {session.next_index}"
     for turn in session.turns if branches else ():
-        if len(turn.versions) > 1 and (missing := {version.index for version in turn.versions} - indexes):
+        if len(turn.versions) > 1 and (missing := {version.turn_index for version in turn.versions} - indexes):
             yield "each version is stored", f"turn {turn.index} has the versions {missing}, which are not stored"
         if sum(version.is_shown for version in turn.versions) > 1:
             yield "one version is shown", f"of turn {turn.index}, more are: {turn.versions}"
@@ -566,7 +566,11 @@ def _places(steps: Iterable[_Step]) -> dict[str, list[int]]:
 
 def _prompt_again(turn: Turn, turns: Mapping[int, Turn]) -> Sequence[Block]:
     """Return the prompt of a turn if an earlier version of it has the same; else nothing."""
-    earlier = [turns[version.index] for version in turn.versions if version.index < turn.index] if turn.branches else []
+    earlier = (
+        [turns[version.turn_index] for version in turn.versions if version.turn_index < turn.index]
+        if turn.branches
+        else []
+    )
     return turn.asked if any(version.asked == turn.asked for version in earlier) else ()
 
 

@@ -72,7 +72,7 @@ def core_of(key: SessionKey, store: Any) -> SessionCore:
     return SessionCore(key, store, Talker(), clock=clock, off_loop=inline)
 
 
-def numbers(turn: Turn) -> list[tuple[int, int, bool]]:
+def numbers(turn: Turn) -> list[tuple[int, ...]]:
     return [tuple(version) for version in turn.versions]
 
 
@@ -168,7 +168,7 @@ async def test_the_last_turn_is_answered_anew_with_its_own_prompts() -> None:
 
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("policy", ["rollback", "cancel", "interrupt"])
-async def test_a_new_version_that_is_dropped_shows_the_earlier_one_again(policy: str) -> None:
+async def test_a_new_version_that_is_dropped_shows_the_earlier_one_again(policy: Any) -> None:
     stage = await MemoryStage.opened(on_cancel="discard" if policy == "cancel" else "keep")
     for prompt in ("one", "two", "three"):
         await stage.say(prompt)
@@ -208,10 +208,10 @@ async def test_a_run_that_fails_is_a_version_and_loses_none() -> None:
     async def fail(turn: Turn, context: Any) -> Sequence[AnyBlock]:
         raise BrokenError
 
-    stage.engine.run = fail  # type: ignore[method-assign]
+    stage.engine.run = fail
     failed = await rerun(stage, "another one")
     assert failed.status == "failed" and numbers(failed) == [(1, 0, False), (2, 1, True)]
-    stage.engine.run = run  # type: ignore[method-assign]
+    stage.engine.run = run
     assert (await rerun(stage)).text == "as to another one"
     await stage.core.versions.choose(0, "key")
     assert (await stage.core.reads.latest()) == await stage.core.reads.turn(turn.index)
@@ -315,7 +315,7 @@ async def test_forks_continue_what_is_shown_or_the_turn_that_is_named() -> None:
         again = await core.admission.rerun(["instead"], fork.next_index - 1, run_id=f"again {session_id}")
         outcome = await core.reads.wait(again.run_id)
         assert outcome.turn and said(outcome.turn.blocks) == ["one", "instead"]
-        assert [version.index for version in outcome.turn.versions] == [fork.next_index - 1, again.turn_index]
+        assert [version.turn_index for version in outcome.turn.versions] == [fork.next_index - 1, again.turn_index]
         await core.versions.choose(fork.next_index - 1, "key")
         await check_session(stage.store, session_id, user_id="ada")
 
@@ -356,7 +356,7 @@ async def test_clearing_keeps_the_newest_shown_turns(keep_last: int) -> None:
     assert stored == {index for index in range(7) if remaining and index >= remaining[0]}
     await check(stage)
     if 4 in stored:
-        versions = [version.index for version in (await stage.core.reads.turn(4)).versions]
+        versions = [version.turn_index for version in (await stage.core.reads.turn(4)).versions]
         assert versions == ([1, 4] if keep_last > 3 else [remaining[0], 4])
         await stage.core.versions.choose(4, "another key")
         assert await shown(stage) == [*(index for index in remaining if index < versions[0]), 4, 5]
@@ -422,9 +422,9 @@ def test_branches_of_branches() -> None:
     assert branches == (Branch(5, 2),)
     assert [index for index in range(9) if is_shown(branches, index)] == [0, 1, 5, 6, 7, 8]
     again = replacing(branches, 5, 7)
-    assert [version.index for version in versions_of(again, 2)] == [2, 5, 7]
+    assert [version.turn_index for version in versions_of(again, 2)] == [2, 5, 7]
     inner = replacing(showing(again, 5, 8), 6, 8)
-    assert [version.index for version in versions_of(inner, 8)] == [6, 8]
+    assert [version.turn_index for version in versions_of(inner, 8)] == [6, 8]
     assert not is_shown(inner, 7) and is_shown(inner, 5) and not is_shown(inner, 6)
     assert first_change(again, inner) == (7, 5)
     assert showing(inner, 8, 9) == inner and is_shown(showing(inner, 3, 9), 4)

@@ -157,10 +157,9 @@ async def _execution(
         caller.manager, body.thread_id, prompts, options, user_id=caller.user_id, engine=engine
     )
     caller.service.handles.cache_session(caller.user_id, session)
-    execution = await _branch(session, body.parent_run_id, its_id, prompts, options)
-    if execution is None:
-        execution = await ask(session, its_id, prompts, options, again=False, edits=True, resumed=resumed)
-    return execution, frozenset()
+    branched = await _branch(session, body.parent_run_id, its_id, prompts, options)
+    asked = branched or await ask(session, its_id, prompts, options, again=False, edits=True, resumed=resumed)
+    return asked, frozenset()
 
 
 async def _branch(
@@ -183,7 +182,7 @@ async def _branch(
     await session.choose(parent.turn_index)
     if not (following := await session.turns(after=parent.turn_index, limit=1)):
         return None
-    return await session.rerun(*prompts, at=following[0], turn_id=its_id, **cast(RerunOptions, options))
+    return await session.rerun(*prompts, at=following[0], **cast(RerunOptions, {**options, "turn_id": its_id}))
 
 
 async def _waits(caller: Caller, thread_id: str, decisions: Sequence[Decision]) -> bool:

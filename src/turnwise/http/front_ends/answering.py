@@ -150,7 +150,7 @@ async def _repeated(
 
 async def _shown_version(session: AsyncSession, turn: Turn) -> Turn:
     """Return the version of a turn that is shown; the turn itself if none is."""
-    index = next((version.index for version in turn.versions if version.is_shown), turn.index)
+    index = next((version.turn_index for version in turn.versions if version.is_shown), turn.index)
     return turn if index == turn.index else await session.turn(index)
 
 

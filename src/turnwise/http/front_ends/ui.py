@@ -390,7 +390,7 @@ def _messages_of(turn: Turn, calls: Mapping[str, Any], *, is_merged: bool) -> li
     if answers := [message for message in messages if message["role"] == "assistant"]:
         answers[-1]["id"] = answer
     if len(turn.versions) > 1:
-        versions = {"version": turn.version, "versions": [version.index for version in turn.versions]}
+        versions = {"version": turn.version, "versions": [version.turn_index for version in turn.versions]}
         messages = [{**message, "metadata": versions} for message in messages]
     return messages
 

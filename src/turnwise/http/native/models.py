@@ -688,7 +688,10 @@ class TurnShown(Shown):
         usage = UsageShown.of(record.usage)
         if blocks is None:
             blocks = list(turn.blocks if snapshot else turn.new_blocks)
-        versions = [VersionShown(**version._asdict()) for version in turn.versions]
+        versions = [
+            VersionShown(number=version.number, index=version.turn_index, is_shown=version.is_shown)
+            for version in turn.versions
+        ]
         return cls(
             **named,
             **stored,

@@ -88,6 +88,8 @@ class Versions:
             TooManyVersionsError: the session can have no more versions.
         """
         session, head = self._journal.session, self._state.head
+        if at is None:
+            self._check_free()  # the last turn that has ended may not be the one that the caller saw
         turn = head if at is None else await self._journal.records.find_turn(at)
         if turn is None:
             raise TurnNotFoundError(session.session_id, at)

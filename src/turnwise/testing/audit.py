@@ -566,11 +566,8 @@ def _places(steps: Iterable[_Step]) -> dict[str, list[int]]:
 
 def _prompt_again(turn: Turn, turns: Mapping[int, Turn]) -> Sequence[Block]:
     """Return the prompt of a turn if an earlier version of it has the same; else nothing."""
-    earlier = (
-        [turns[version.turn_index] for version in turn.versions if version.turn_index < turn.index]
-        if turn.branches
-        else []
-    )
+    indexes = [version.turn_index for version in turn.versions] if turn.branches else []
+    earlier = [turns[index] for index in indexes if index < turn.index and index in turns]
     return turn.asked if any(version.asked == turn.asked for version in earlier) else ()
 
 

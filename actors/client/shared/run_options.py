@@ -39,10 +39,12 @@ _LARGE = 50
 """The most values of the schema of an answer that is checked on the caller's event loop."""
 
 
-class AnswerOptions(TypedDict, total=False):
-    """The options of every run; `Session.run` describes them. All may be omitted."""
+class LaterRunOptions(TypedDict, total=False):
+    """The options of runs that `Session.schedule` may set; `Session.run` describes them. All may be omitted."""
 
     parent: str | None
+    if_busy: IfBusy
+    debounce_s: float | None
     timeout_s: float | None
     labels: Mapping[str, str] | None
     memory: MemoryUse | bool | None
@@ -54,13 +56,6 @@ class AnswerOptions(TypedDict, total=False):
     tools: Sequence[Tool] | None
 
 
-class LaterRunOptions(AnswerOptions, total=False):
-    """The options of runs that `Session.schedule` may set; `Session.run` describes them. All may be omitted."""
-
-    if_busy: IfBusy
-    debounce_s: float | None
-
-
 class RunOptions(LaterRunOptions, total=False):
     """The options of `Session.run` and `Session.start`, which describe them. All may be omitted."""
 
@@ -69,9 +64,22 @@ class RunOptions(LaterRunOptions, total=False):
     on_event: EventSink | None
 
 
-class RerunOptions(AnswerOptions, total=False):
-    """The options of `Session.rerun`; `Session.run` describes them. All may be omitted."""
+class RerunOptions(TypedDict, total=False):
+    """The options of `Session.rerun`: those of `Session.run`, which describes them, but for what a busy session does.
 
+    All may be omitted.
+    """
+
+    parent: str | None
+    timeout_s: float | None
+    labels: Mapping[str, str] | None
+    memory: MemoryUse | bool | None
+    model: str | None
+    params: ModelParams | None
+    output: type[Any] | Mapping[str, Any] | None
+    output_retries: int
+    instructions: str | None
+    tools: Sequence[Tool] | None
     turn_id: str | None
     idempotency_key: str | None
     on_event: EventSink | None

@@ -519,6 +519,13 @@ class CompactionFailed(Event):
     usage: Usage | None = None
 
 
+class TitleChanged(Event):
+    """The session has another title: its engine or a caller gave it, or a caller removed it."""
+
+    kind: Literal["title_changed"] = "title_changed"
+    title: str | None = None
+
+
 class SessionEnded(Event):
     """The session has ended and accepts no more runs."""
 
@@ -589,6 +596,7 @@ AnyEvent = Annotated[
     | WindowCompacted
     | InputReplaced
     | CompactionFailed
+    | TitleChanged
     | SessionEnded
     | SessionReverted
     | UnknownEvent,
@@ -704,6 +712,7 @@ __all__ = [
     "StoresBlocks",
     "TextDelta",
     "ThinkingDelta",
+    "TitleChanged",
     "ToolEnded",
     "ToolStarted",
     "TurnForgotten",

@@ -197,6 +197,12 @@ class Inbox:
         return _AgentEnd("\n\n".join(part for part in (why, text) if part), True, run, spent)
 
     async def _cancel(self, delivery: Delivery) -> None:
-        """Cancel the run of an agent that is not wanted any more, if it has begun, and wait for its end."""
+        """Cancel the run of an agent that is not wanted any more, if it has begun, and wait for its end.
+
+        The store is asked first, since a session that was ever restored tells of a run that it lacks as of one that
+        was lost, each time.
+        """
+        run_id, user_id = self._state.key
         with suppress(RunNotFoundError):
-            await self._admission.cancel(f"run of session {delivery.session_id!r} has ended", self._state.session_id)
+            await self._store.run(run_id, user_id)
+            await self._admission.cancel(f"run of session {delivery.session_id!r} has ended", run_id)

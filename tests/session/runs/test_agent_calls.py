@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from teams import KEY, PAY, RESEARCHER, SLOW_S, Team, asks, is_waiting
+from turnwise.actors.session.state.journal import REVERTED
 from turnwise.engines import agent_tool
-from turnwise.errors import ConfigError, SessionInUseError
+from turnwise.errors import ConfigError, SessionInUseError, SessionRevertedError
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.deliveries.agent_calls import agent_id
 from turnwise.memory.stores.agents import agents_below, hand_back_results
 from turnwise.testing.exhaust import exhaust
@@ -144,6 +148,24 @@ async def test_a_call_that_is_cancelled_before_its_agent_begins_begins_none() ->
     deliveries = await team.store.deliveries()
     assert sorted(delivery.kind for delivery in deliveries) == ["cancel", "prompt"]
     await team.receive(begin)
+    await team.dispatch(team.has_ended)
+    assert await team.agent_runs() == []
+
+
+@pytest.mark.virtual_time
+async def test_a_cancel_of_an_agent_whose_run_a_restore_took_is_carried_out() -> None:
+    team = await Team([asks("boats"), "done"], engines={"research": ScriptedEngine([[Pause(math.inf)]])}).begin()
+    while not await is_waiting(team):
+        await asyncio.sleep(0.01)
+    begin, *_ = await team.store.deliveries()
+    saved = copy.deepcopy(vars(team.store))
+    await team.receive(begin)
+    (agent,) = [run.run_id for run in await team.agent_runs()]
+    vars(team.store).update(saved)
+    with suppress(SessionRevertedError):
+        await team.of(agent).core.admission.append(["the agent's process learns of the restore"], "key")
+    assert await team.store.event_of_key(SessionKey(agent), REVERTED) is not None
+    await team.lead.cancel("go")
     await team.dispatch(team.has_ended)
     assert await team.agent_runs() == []
 

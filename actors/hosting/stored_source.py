@@ -14,7 +14,7 @@ from turnwise.actors.session.state.journal import Journal
 from turnwise.actors.session.state.recorded_output import RecordedOutput
 from turnwise.actors.session.state.state import SessionState
 from turnwise.errors import SessionNotFoundError
-from turnwise.memory.conversation.branches import is_shown
+from turnwise.memory.conversation.branches import shown_among
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import union
@@ -146,7 +146,8 @@ class StoredSource:
             stop = self._journal.session.next_index
             start = max(0, stop - count)
             stored = await read_turns(partial(self._journal.store.turns, self._key), start, stop)
-            turns = [turn for turn in stored if is_shown(self._journal.session.branches, turn.index)]
+            is_among = shown_among(self._journal.session.branches)
+            turns = [turn for turn in stored if is_among(turn.index)]
             if start == 0 or any(not turn.is_open for turn in turns):
                 return turns
             count *= 2

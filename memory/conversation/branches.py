@@ -8,6 +8,7 @@ Annotations are not postponed (PEP 563) in this module, since pydantic would eva
 """
 
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import GetCoreSchemaHandler, Strict
@@ -54,9 +55,21 @@ def shown_ranges(branches: Branches) -> tuple[range, ...]:
     return _path(branches, len(branches))
 
 
+def shown_among(branches: Branches) -> Callable[[int], bool]:
+    """Return a function that says of an index whether its turn is shown, in time logarithmic in the branches."""
+    ranges = shown_ranges(branches)
+    starts = [part.start for part in ranges]
+
+    def is_among(index: int) -> bool:
+        place = bisect_right(starts, index)
+        return place > 0 and index < ranges[place - 1].stop
+
+    return is_among
+
+
 def is_shown(branches: Branches, index: int) -> bool:
     """Return whether the turn with this index is part of the conversation as it is shown."""
-    return not branches or any(index in part for part in shown_ranges(branches))
+    return not branches or shown_among(branches)(index)
 
 
 def ranges_below(branches: Branches, index: int) -> tuple[range, ...]:
@@ -67,6 +80,8 @@ def ranges_below(branches: Branches, index: int) -> tuple[range, ...]:
 
 def versions_of(branches: Branches, index: int) -> tuple[Version, ...]:
     """Return the versions of the turn with this index, itself included, by age."""
+    if not branches:
+        return (Version(1, index, is_shown=True),)
     below = _place(branches, index)
     first = [below] if below == 0 or _position(branches, below) == _position(branches, below - 1) else []
     starts = [
@@ -74,11 +89,8 @@ def versions_of(branches: Branches, index: int) -> tuple[Version, ...]:
         for branch, stop in zip(branches, _stops(branches)[1:], strict=True)
         if branch.below == below and branch.start < stop
     ]
-    ranges = shown_ranges(branches)
-    return tuple(
-        Version(number, version, any(version in part for part in ranges))
-        for number, version in enumerate([*first, *starts], 1)
-    )
+    is_among = shown_among(branches)
+    return tuple(Version(number, version, is_among(version)) for number, version in enumerate([*first, *starts], 1))
 
 
 def replacing(branches: Branches, index: int, next_index: int) -> Branches:

@@ -31,7 +31,7 @@ from turnwise.errors import (
     TurnNotFoundError,
 )
 from turnwise.memory.conversation.blocks import CLEARED, Summary, encode
-from turnwise.memory.conversation.branches import cleared as cleared_branches, is_shown
+from turnwise.memory.conversation.branches import cleared as cleared_branches, is_shown, shown_among
 from turnwise.memory.conversation.events import Event, SetsInput, TurnForgotten, TurnsCleared
 from turnwise.memory.conversation.remainder import from_user
 from turnwise.memory.conversation.sessions import SessionRecord
@@ -166,7 +166,8 @@ class Forgetting:
             if updated_at not in (None, self._journal.session.updated_at):
                 raise SessionChangedError(self._state.session_id)
             turns = await self._all_turns()
-            shown = [turn for turn in turns if is_shown(self._journal.session.branches, turn.index)]
+            is_among = shown_among(self._journal.session.branches)
+            shown = [turn for turn in turns if is_among(turn.index)]
             first = shown[-keep_last:][0].index if keep_last and shown else self._journal.session.next_index
             removed = [turn for turn in turns if turn.index < first]
             remaining = turns[len(removed) :]

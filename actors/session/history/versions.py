@@ -19,7 +19,7 @@ from turnwise.errors import (
     TurnReplacedError,
 )
 from turnwise.memory.conversation.blocks import AnyBlock
-from turnwise.memory.conversation.branches import Branches, first_change, is_shown, replacing, showing
+from turnwise.memory.conversation.branches import Branches, first_change, is_shown, replacing, showing, shown_among
 from turnwise.memory.conversation.events import TurnReplaced
 from turnwise.memory.conversation.spans import Spans, join, overlap, subtract_in_order, to_places, union
 from turnwise.memory.conversation.turns import TurnRecord
@@ -173,10 +173,10 @@ class Versions:
 
     async def _turns_below(self, index: int, branches: Branches) -> tuple[TurnRecord | None, Spans]:
         """Return the last turn below an index that these branches show, and all blocks that were removed up to it."""
-        last, removed = None, list(Spans())
+        last, removed, is_among = None, list(Spans()), shown_among(branches)
         async for page in pages(partial(self._journal.store.turns, self._state.key, limit=TURNS_PAGE), -1, INDEX):
             for turn in page:
-                if turn.index < index and is_shown(branches, turn.index):
+                if turn.index < index and is_among(turn.index):
                     last = turn
                     removed += join(turn.prompt, turn.output) if turn.forgotten else turn.removed
             if page[-1].index >= index:

@@ -20,7 +20,7 @@ from turnwise.errors import (
     shown,
 )
 from turnwise.memory.conversation.blocks import AnyBlock, Summary, ToolUse
-from turnwise.memory.conversation.branches import is_shown
+from turnwise.memory.conversation.branches import shown_among
 from turnwise.memory.conversation.calls.tool_calls import PendingCall, decode_calls
 from turnwise.memory.conversation.events import Event, RunCancelled
 from turnwise.memory.conversation.runs import RunRecord, Until, has_reached
@@ -338,7 +338,8 @@ class SessionReads:
         store = self._journal.store
         branches = self._journal.session.branches
         in_range = await read_turns(partial(store.turns, self.key), start, end)
-        stored = [turn for turn in in_range if is_shown(branches, turn.index)]
+        is_among = shown_among(branches)
+        stored = [turn for turn in in_range if is_among(turn.index)]
         runs = {run.run_id: run for run in await read_runs(partial(store.runs, self.key), start, end)}
         opened = {turn.index: turn for turn in self._state.open_turns}
         active = self._state.active

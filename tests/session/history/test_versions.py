@@ -22,6 +22,7 @@ from turnwise.errors import (
     SessionBusyError,
     SessionEndedError,
     SessionInUseError,
+    StoreError,
     TooManyVersionsError,
     TurnNotFoundError,
     TurnReplacedError,
@@ -457,6 +458,28 @@ def test_no_fault_at_any_point_loses_a_version_or_answers_twice() -> None:
     assert exhaust(life)["kill"] > 20
 
 
+@pytest.mark.usefixtures("quiet")
+def test_no_fault_at_any_point_of_a_rollback_hides_the_earlier_version() -> None:
+    async def life(faults: Faults) -> None:
+        world = World(faults, engine=FaultyEngine(faults, word_s=0.05))
+        await world.create()
+        for prompt in ("one", "two"):
+            await world.ask("admission.start", [prompt], run_id=prompt, timeout_s=5.0)
+            await world.ask("reads.wait", prompt)
+        await world.ask("admission.rerun", ["a long edit"], 0, run_id="edit", timeout_s=5.0)
+        await world.ask("admission.start", ["three"], run_id="three", if_busy="rollback", timeout_s=5.0)
+        outcome = await world.ask("reads.wait", "three")
+        shown = [turn.index for turn in await world.ask("reads.turns")]
+        edited = await world.ask("reads.run", "edit")
+        if edited.state == "cancelled":
+            assert said(outcome.turn.blocks) == ["one", "two", "three"] and shown == [0, 1, 3]
+        else:  # its process was killed, or it ended before
+            assert said(outcome.turn.blocks) == ["a long edit", "three"] and shown == [2, 3]
+        (await world.audit(discards=True)).check()
+
+    assert exhaust(life)["kill"] > 20
+
+
 OUTCOMES = (TurnReplacedError, SessionBusyError, TurnNotFoundError, InvalidInputError, NoActiveRunError)
 
 
@@ -473,12 +496,16 @@ def test_reruns_race_each_other_and_all_else_and_lose_nothing() -> None:
 
         async def attempt(name: str, call: Any) -> Any:
             await world.pause()
-            try:
-                result = await call()
-            except OUTCOMES as error:
-                return error
-            accepted.append(name)
-            return result
+            while True:
+                try:
+                    result = await call()
+                except OUTCOMES as error:
+                    return error
+                except StoreError:  # nobody knows whether it was stored: repeat it
+                    await asyncio.sleep(0.01)
+                    continue
+                accepted.append(name)
+                return result
 
         def rerun_at(number: int, at: int | None) -> Any:
             return partial(admission.rerun, [f"edit {number}"], at, run_id=f"rerun{number}")
@@ -496,7 +523,9 @@ def test_reruns_race_each_other_and_all_else_and_lose_nothing() -> None:
             ("clear", partial(world.core.forgetting.clear, 3)),
         ]
         chosen = calls[:5] + world.random.sample(calls[5:], 3)
+        world.store.fail_rate = world.random.choice((0.0, 0.1))
         await asyncio.gather(*(attempt(*call) for call in chosen))
+        world.store.fail_rate = 0.0
         for run in await world.core.reads.runs():
             await world.core.reads.wait(run.run_id)
         if world.random.random() < 0.5:

@@ -43,6 +43,8 @@ from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import join
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.views.rebuild import rebuild
+from turnwise.memory.deliveries.schedules import When
+from turnwise.memory.providers.message_reading import read_messages
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing.audit import audit
 from turnwise.testing.exhaust import exhaust
@@ -319,6 +321,32 @@ async def test_forks_continue_what_is_shown_or_the_turn_that_is_named() -> None:
         assert [version.turn_index for version in outcome.turn.versions] == [fork.next_index - 1, again.turn_index]
         await core.versions.choose(fork.next_index - 1, "key")
         await check_session(stage.store, session_id, user_id="ada")
+
+
+@pytest.mark.virtual_time
+async def test_imports_prompts_timers_and_texts_of_the_session_follow_what_is_shown() -> None:
+    stage = await MemoryStage.opened()
+    for prompt in ("one", "two"):
+        await stage.say(prompt)
+    await rerun(stage, "another two")
+    await stage.core.versions.choose(1, "first")
+    old = [{"role": "user", "content": "old"}, {"role": "assistant", "content": "long ago"}]
+    assert await stage.core.importing.import_turns(read_messages(old)) == 3
+    await stage.core.versions.choose(2, "second")
+    await stage.core.admission.say("By the way!", run_id="said")
+    assert await shown(stage) == [0, 2, 4]
+    await stage.core.versions.choose(3, "third")
+    await stage.core.admission.append(["appended"], "appended")
+    stage.new_core()
+    assert await shown(stage) == [0, 1, 3, 5]
+    assert said((await stage.say("five")).blocks) == ["one", "two", "old", "appended", "five"]
+    when = When(after_s=1.0)
+    await stage.core.scheduling.add(["later"], when, delivery_id="timer", options={})
+    assert await stage.core.admission.deliver("timer", "timer", 1)
+    outcome = await stage.core.reads.wait("timer-1")
+    assert outcome.turn and said(outcome.turn.blocks)[-2:] == ["five", "later"]
+    assert await shown(stage) == [0, 1, 3, 5, 6]
+    await check(stage)
 
 
 @pytest.mark.virtual_time

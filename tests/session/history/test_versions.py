@@ -15,6 +15,7 @@ from schedules import SESSION, World as RacingWorld, explore, inline
 from stored.audit import check_session, turns_of
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (
+    ArchiveError,
     EmptyTurnError,
     IdempotencyConflictError,
     InvalidInputError,
@@ -31,6 +32,7 @@ from turnwise.memory.archive.export import export_session, import_session
 from turnwise.memory.conversation.blocks import AnyBlock, Image, User
 from turnwise.memory.conversation.branches import (
     Branch,
+    are_valid,
     first_change,
     is_shown,
     replacing,
@@ -365,6 +367,24 @@ async def test_an_archive_has_all_versions() -> None:
         assert await core.versions.choose(3, "key of the copy")
         assert [said(turn.asked) for turn in await core.reads.turns()] == [["one"], ["another two"]]
         await check_session(store, session.session_id, user_id="ada")
+
+
+@pytest.mark.parametrize("branches", [[[9, 1]], [[2, 3]], [[0, 0]], [[2, -1]], [[2, 1], [1, 0]], [[1, 0]] * 501])
+def test_branches_that_no_session_can_have_are_refused(branches: list[list[int]]) -> None:
+    assert not are_valid(tuple(Branch(*branch) for branch in branches), next_index=4)
+
+
+@pytest.mark.virtual_time
+async def test_an_archive_with_impossible_branches_is_refused() -> None:
+    stage = await MemoryStage.opened()
+    await stage.say("one")
+    await rerun(stage)
+    lines: list[str] = []
+    await export_session(stage.store, KEY, lines.append)
+    assert lines[0].count('"branches":[[1,0]]') == 1
+    lines[0] = lines[0].replace('"branches":[[1,0]]', '"branches":[[7,0]]')
+    with pytest.raises(ArchiveError, match="branches"):
+        await import_session(InMemoryStore(), lines)
 
 
 @pytest.mark.virtual_time

@@ -20,6 +20,7 @@ from turnwise.actors.session.history.forgetting import Forgetting
 from turnwise.actors.session.history.forking import Forking
 from turnwise.actors.session.history.importing import Importing
 from turnwise.actors.session.history.titles import Titles
+from turnwise.actors.session.history.versions import Versions
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
 from turnwise.actors.session.memory.unsaved_turns import SavingProgress
@@ -128,6 +129,7 @@ class SessionCore:
             titles=titles,
         )
         self._recovery = Recovery(state, transactor, engines, driver, self.ingestion)
+        self.versions = Versions(state, transactor)
         self.admission = RunAdmission(
             state,
             transactor,
@@ -136,6 +138,7 @@ class SessionCore:
             retrieval=self.retrieval,
             compaction=self.compaction,
             reads=self.reads,
+            versions=self.versions,
         )
         self.scheduling = Scheduling(state, transactor, self.admission, alarm)
         self.reminders = SessionReminders(state, self.scheduling)

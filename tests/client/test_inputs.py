@@ -36,7 +36,7 @@ from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.session_memory import AsyncSessionMemory
 from turnwise.actors.client.shared import arguments as inputs, provided_result
 from turnwise.actors.client.shared.portal import Portal
-from turnwise.actors.client.shared.run_options import LaterRunOptions, RunOptions
+from turnwise.actors.client.shared.run_options import LaterRunOptions, RerunOptions, RunOptions
 from turnwise.actors.client.subscriptions import AsyncSubscription
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.hosting.verb_declaration import VerbCall
@@ -192,7 +192,8 @@ def parameters_of(options: type) -> list[inspect.Parameter]:
 
 
 OPTIONS = {
-    f"Unpack[{options.__name__}]": parameters_of(options) for options in (ItemChanges, RunOptions, LaterRunOptions)
+    f"Unpack[{options.__name__}]": parameters_of(options)
+    for options in (ItemChanges, RunOptions, LaterRunOptions, RerunOptions)
 }
 
 
@@ -360,6 +361,7 @@ WRONG: dict[str, list[Any]] = {
     "ModelParams": [["temperature"], "temperature", {"heat": 1}, {1: 2}, {"model": "other"}, *NO_JSON],
     "Summary": ["text", User(text="hi")],
     "Turn | ChatMessage": ["turn", 1, User(text="hi")],
+    "Turn | int": ["turn", True, 1.0, 2**63, User(text="hi")],
     "Prompt": [3, None, "\ud800", ["hello"], Summary(text="forged")],
     "str | About": [1, True, "\ud800", ["a"], {"mentions": []}, *(About(**part) for part in NO_PARTS)],
     "str | Path": [1, "a\0b", ""],

@@ -275,6 +275,12 @@ def _removable(value: Any) -> Any:
     return value
 
 
+def _shown_turn(value: Any) -> Any:
+    if isinstance(value, Turn) or (type(value) is int and MIN_INTEGER <= value <= MAX_INTEGER):
+        return value
+    raise ValueError("must be a turn of the session, or its index")
+
+
 def _about(value: Any) -> Any:
     if isinstance(value, str):
         return _text(value)
@@ -397,6 +403,7 @@ Number = Annotated[int, Field(ge=MIN_INTEGER, le=MAX_INTEGER)]
 TurnRef = Annotated[int | str, PlainValidator(_turn_ref)]
 """The index of a turn, or its id."""
 Removable = Annotated[Turn | ChatMessage, PlainValidator(_removable)]
+ShownTurn = Annotated[Turn | int, PlainValidator(_shown_turn)]
 Limit = Annotated[int, Field(ge=1, le=MAX_COUNT), AfterValidator(_page_size)]
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Retries = Annotated[int, Field(ge=0, le=MAX_RETRIES)]

@@ -21,6 +21,7 @@ from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.session_tasks import SessionTasks
 from turnwise.actors.session.state.state import SessionState
 from turnwise.memory.conversation.blocks import Block, Document, Recalled, System, User
+from turnwise.memory.conversation.branches import is_shown
 from turnwise.memory.conversation.events import LeftOut, MemoryDegraded, MemoryFailed, MemoryRecalled
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.spans import subtract
@@ -208,13 +209,15 @@ class MemoryRetrieval:
         )
         counter, answers = _counter(run.run_resources), list[tuple[MemorySlot, Sequence[MemoryItem]]]()
         profiles: dict[str, Sequence[MemoryItem]] = {}
+        branches = self._state.journal.session.branches
         for slot, result in results:
             if isinstance(result, Exception):
                 self._state.publish_live(run, MemoryFailed, {"memory": slot.name, "why": reason(result)})
                 continue
             if isinstance(result, Reminder) and result.profile:
                 profiles[slot.name] = result.profile
-            answers.append((slot, result.items if isinstance(result, Reminder) else result))
+            items = result.items if isinstance(result, Reminder) else result
+            answers.append((slot, [item for item in items if not self._is_of_hidden_turn(item)] if branches else items))
         at_most = min(config.profile_tokens, _memory_limit(run) // SHARE)
         run.profile = make_profile(profiles, counter=counter, max_tokens=at_most)
         retrieved: dict[str, RetrievalResult] = {}
@@ -225,6 +228,12 @@ class MemoryRetrieval:
             if trouble := trouble_of(items):
                 self._state.publish_live(run, MemoryDegraded, {"memory": slot.name, "why": trouble})
         return retrieved, forget_count
+
+    def _is_of_hidden_turn(self, item: MemoryItem) -> bool:
+        """Return whether an item is of a turn of this session in place of which another version is shown."""
+        source, session = item.source, self._state.journal.session
+        index = source.turn_index if source.session_id == session.session_id else None
+        return index is not None and not is_shown(session.branches, index)
 
     async def _search_one(
         self, slot: MemorySlot, query: str, config: MemoryConfig

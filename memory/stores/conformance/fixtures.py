@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from turnwise.errors import CorruptRecordError
+from turnwise.memory.conversation.branches import Branch
 from turnwise.memory.conversation.events import AnyEvent, PromptAppended
 from turnwise.memory.conversation.ledger import COLUMNS, LedgerQuery, LedgerRow
 from turnwise.memory.conversation.runs import Idempotency, RunRecord, RunState
@@ -179,6 +180,7 @@ def of_everything(owner: Owner, run_id: str = "r9", idempotency_key: str = "k9",
         "ttl_s": 2.5,
         "model": "m",
         "engine": "e",
+        "branches": (Branch(6, 3), Branch(9, 6)),
         "params": NESTED,
         "title": "t'%\"\0ü",
     }

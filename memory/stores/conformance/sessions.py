@@ -13,6 +13,7 @@ from turnwise.errors import (
     SessionNotFoundError,
     StoreClosedError,
 )
+from turnwise.memory.conversation.branches import Branch
 from turnwise.memory.conversation.ledger import LedgerQuery
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
@@ -46,6 +47,7 @@ async def check_a_session_comes_back_as_it_was_created(store: SessionStore) -> N
     owner = {"user_id": "ü'%\"\\", "agent": "a", "parent": "p#3"}
     memory: dict[str, Any] = {"memory": "read", "saved": 2, "ttl_s": 0.1 + 0.2}
     request: dict[str, Any] = {"model": "m'%\"\\ü", "engine": "e'%\"\\ü", "params": NESTED, "title": "t'%\"\\ü\0"}
+    request["branches"] = (Branch(2, 1), Branch(3, 2))
     full = a_session(metadata=NESTED, status="ended", next_index=4, usage=USAGE, **times, **owner, **memory, **request)
     logs = set()
     for session in (full, a_session("default")):

@@ -43,7 +43,7 @@ _RUN_TEXTS = {
     *("labels", "why", "usage", "stop_reason", "calls", "params", "output"),
     *("instructions", "tools", "trace"),
 }
-_SESSION_TEXTS = {"metadata", "title", "params", "budget", "agents_usage"}
+_SESSION_TEXTS = {"metadata", "title", "params", "budget", "branches", "agents_usage"}
 _DELIVERY_TEXTS = {"payload", "schedule", "why"}
 """The fields whose columns are JSON text."""
 
@@ -125,6 +125,7 @@ def _session_columns(session: SessionRecord) -> dict[str, Any]:
         "memory": _unless_on(session.memory),
         "params": to_json(session.params or None),
         "budget": to_json(session.budget or None),
+        "branches": to_json(session.branches or None),
         "agents_usage": _usage_text(session.agents_usage) if session.agents_usage != _UNUSED else None,
     }
 

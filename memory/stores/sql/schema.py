@@ -60,6 +60,7 @@ sessions = Table(
     Column("agents_usage", Text),
     Column("log_size", BigInteger, nullable=False),
     Column("next_index", BigInteger, nullable=False),
+    Column("branches", Text),
     Column("epoch", BigInteger, nullable=False),
     Column("seq", BigInteger, nullable=False),
     Column("revision", BigInteger, nullable=False),

@@ -25,7 +25,16 @@ from turnwise.memory.conversation.blocks import (
     ToolUse,
     User,
 )
-from turnwise.memory.conversation.events import AnyEvent, BlocksRemoved, Event, RunEnded, RunStarted, without_blocks
+from turnwise.memory.conversation.branches import Branches, are_valid, is_shown, ranges_below
+from turnwise.memory.conversation.events import (
+    AnyEvent,
+    BlocksRemoved,
+    Event,
+    RunEnded,
+    RunStarted,
+    TurnReplaced,
+    without_blocks,
+)
 from turnwise.memory.conversation.ledger import LedgerQuery, LedgerRow
 from turnwise.memory.conversation.runs import REPLACED, RunRecord
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
@@ -126,6 +135,7 @@ async def audit(
             *_successors_hold(session.runs),
             *_turns_hold(steps, compacts=compacts),
             *_removed_stay_away(session),
+            *_versions_hold(session),
             *_events_tell(session.events, steps),
             *_notes_hold(session, steps, session_notes, discards=discards),
             *_said_once(session.runs, steps, session_notes),
@@ -158,6 +168,8 @@ class StoredSession:
     usage: Usage = field(default_factory=Usage)
     spent: LedgerRow = field(default_factory=LedgerRow)
     """What the ledger has of it."""
+    branches: Branches = ()
+    next_index: int = 0
 
 
 async def read_session(store: SessionStore, key: SessionKey, history: HistoryStore | None = None) -> StoredSession:
@@ -185,16 +197,19 @@ async def read_session(store: SessionStore, key: SessionKey, history: HistorySto
         record.called_by,
         record.usage,
         spent[0] if spent else LedgerRow(),
+        record.branches,
+        record.next_index,
     )
 
 
 async def read_turns(store: SessionStore, key: SessionKey) -> list[Turn]:
-    """Return all turns of a session, read from the store without caches."""
+    """Return all turns of a session, shown or not, read from the store without caches."""
+    branches = (await store.get(key)).branches
     records = [turn async for page in pages(partial(store.turns, key), -1, INDEX) for turn in page]
     spans = union(*(part for turn in records for part in (turn.prompt, turn.spans)))
     cache = BlockCache()
     cache.add_spans(spans, await read_blocks(store, spans))
-    return [Turn(key.session_id, record, cache) for record in records]
+    return [Turn(key.session_id, record, cache, branches=branches) for record in records]
 
 
 async def read_events(store: SessionStore, key: SessionKey, history: Any = None) -> list[AnyEvent]:
@@ -282,7 +297,7 @@ def _leading(run: RunRecord | None, runs: Mapping[str, RunRecord]) -> RunRecord 
 
 @dataclass(frozen=True)
 class _Step:
-    """A turn beside the one before it."""
+    """A turn beside the one before it in the conversation, as it was shown when the turn began."""
 
     turn: Turn
     before: Turn | None
@@ -300,8 +315,14 @@ class _Step:
 def _steps(turns: Iterable[Turn]) -> Iterator[_Step]:
     """Yield each turn; no turn continues one that waits."""
     before, older = None, Spans()
+    ended: list[Turn] = []
     for turn in turns:
         spans = turn.record.spans
+        if turn.branches and turn.status not in WAITING:
+            below = ranges_below(turn.branches, turn.index)
+            before = next((last for last in reversed(ended) if any(last.index in part for part in below)), None)
+            older = before.record.spans if before else Spans()
+            ended.append(turn)
         if turn.status in WAITING:
             yield _Step(turn, None, False, spans)
             continue
@@ -339,6 +360,25 @@ def _is_valid(added: Sequence[Block]) -> bool:
     except InvalidRequestError:
         return False
     return True
+
+
+def _versions_hold(session: StoredSession) -> Iterator[Finding]:
+    """Check that the branches are those of the stored turns, and that the events tell which version is shown."""
+    branches, indexes = session.branches, {turn.index for turn in session.turns}
+    if not are_valid(branches, session.next_index):
+        yield "branches are in order", f"they are {branches}, and the next turn is {session.next_index}"
+    for turn in session.turns if branches else ():
+        if len(turn.versions) > 1 and (missing := {version.turn_index for version in turn.versions} - indexes):
+            yield "each version is stored", f"turn {turn.index} has the versions {missing}, which are not stored"
+        if sum(version.is_shown for version in turn.versions) > 1:
+            yield "one version is shown", f"of turn {turn.index}, more are: {turn.versions}"
+    told = [event for event in session.events if isinstance(event, TurnReplaced)]
+    for event in told[-1:]:
+        shown, replaced = event.turn_index, event.replaced
+        if shown is None or (shown in indexes and not is_shown(branches, shown)):
+            yield "events tell what is shown", f"{event!r} shows a turn that is not shown"
+        if replaced in indexes and is_shown(branches, replaced):
+            yield "events tell what is shown", f"{event!r} replaces a turn that is shown"
 
 
 def _events_tell(events: Iterable[Event], steps: Iterable[_Step]) -> Iterator[Finding]:
@@ -514,14 +554,14 @@ def _losses_hold(runs: Iterable[RunRecord], deaths: Sequence[float] | None) -> I
 def _digests(steps: Iterable[_Step]) -> dict[str, str]:
     """Return the digests of the turns by run. Each block is hashed once."""
     digests: dict[str, str] = {}
-    before = Digest()
+    by_index: dict[int, Digest] = {}
     for step in steps:
-        hashed = before.copy() if step.continues else Digest()
+        hashed = by_index[step.before.index].copy() if step.before and step.continues else Digest()
         hashed.add(step.added)
         if step.turn.run_id:
             digests[step.turn.run_id] = str(hashed)
         if step.turn.status not in WAITING:
-            before = hashed
+            by_index[step.turn.index] = hashed
     return digests
 
 
@@ -534,20 +574,40 @@ def _seqs(events: Sequence[Event]) -> dict[str | None, list[int]]:
 
 
 def _places(steps: Iterable[_Step]) -> dict[str, list[int]]:
-    """Return the positions of each prompt in reading order; a block that several turns share counts once."""
+    """Return the positions of each prompt in reading order; a block that several turns share counts once.
+
+    A prompt that was stored again, since its turn was answered anew, counts once too.
+    """
     positions: dict[str, list[int]] = {}
-    prompts = (block for block in _blocks_once(steps) if isinstance(block, User))
-    for count, prompt in enumerate(prompts, 1):
-        positions.setdefault(prompt.text, []).append(count)
+    covered, turns, count = Seen(), dict[int, Turn](), 0
+    for step in steps:
+        turns[step.turn.index] = step.turn
+        again = _prompt_again(step.turn, turns)
+        for block in _new_blocks(step, covered):
+            count += isinstance(block, User)
+            if isinstance(block, User) and block not in again:
+                positions.setdefault(block.text, []).append(count)
     return positions
+
+
+def _prompt_again(turn: Turn, turns: Mapping[int, Turn]) -> Sequence[Block]:
+    """Return the prompt of a turn if an earlier version of it has the same; else nothing."""
+    indexes = [version.turn_index for version in turn.versions] if turn.branches else []
+    earlier = [turns[index] for index in indexes if index < turn.index and index in turns]
+    return turn.asked if any(version.asked == turn.asked for version in earlier) else ()
 
 
 def _blocks_once(steps: Iterable[_Step]) -> Iterator[Block]:
     """Yield all blocks in reading order; one that several turns share is yielded once."""
     covered = Seen()
     for step in steps:
-        new = [part for span in (*step.new, *step.turn.record.prompt) for part in covered.take(span)]
-        yield from step.turn.cache.read(new)
+        yield from _new_blocks(step, covered)
+
+
+def _new_blocks(step: _Step, covered: Seen) -> Sequence[Block]:
+    """Return the blocks of a turn that are not covered yet, and cover them."""
+    new = [part for span in (*step.new, *step.turn.record.prompt) for part in covered.take(span)]
+    return step.turn.cache.read(new)
 
 
 def _followed(note: Note, seqs: Sequence[int]) -> Iterator[Finding]:

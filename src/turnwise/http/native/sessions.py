@@ -18,6 +18,7 @@ from turnwise.http.native.models import (
     BlocksShown,
     Cancel,
     Cancelled,
+    ChooseVersion,
     ClearSession,
     Compact,
     CompactionShown,
@@ -42,6 +43,7 @@ from turnwise.http.native.models import (
     TurnShown,
     UpdateSession,
     UseEngine,
+    VersionChosen,
     prompts_of,
 )
 from turnwise.http.problems import documented
@@ -198,6 +200,12 @@ async def use_engine(session_id: InPath, body: UseEngine, caller: RequestCaller)
 async def clear_session(session_id: InPath, body: ClearSession, caller: RequestCaller) -> ForgottenShown:
     options = body.model_dump()
     return ForgottenShown.of(await caller.on_session(session_id, lambda session: session.clear(**options)))
+
+
+@router.post("/sessions/{session_id}/choose", summary="Show another version of the conversation", responses=CONFLICT)
+async def choose_version(session_id: InPath, body: ChooseVersion, caller: RequestCaller) -> VersionChosen:
+    """Shows the version that has this turn, with what was answered after it. May be repeated."""
+    return VersionChosen(changed=await caller.on_session(session_id, lambda session: session.choose(body.index)))
 
 
 @router.post(

@@ -366,7 +366,7 @@ async def test_an_archive_has_all_versions() -> None:
         assert [turn.index for turn in await core.reads.turns()] == [0, 1, 2]
         assert await core.versions.choose(3, "key of the copy")
         assert [said(turn.asked) for turn in await core.reads.turns()] == [["one"], ["another two"]]
-        await check_session(store, session.session_id, user_id="ada")
+        await check_session(store, session.session_id, user_id="ada", imported=True)
 
 
 @pytest.mark.parametrize("branches", [[[9, 1]], [[2, 3]], [[0, 0]], [[2, -1]], [[2, 1], [1, 0]], [[1, 0]] * 501])

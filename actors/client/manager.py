@@ -36,6 +36,7 @@ from turnwise.actors.client.shared.arguments import (
     LedgerFields,
     Lifetime,
     Limit,
+    MarkName,
     MemoryUseArg,
     Model,
     Params,
@@ -78,6 +79,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.archive.expiry import Swept
 from turnwise.memory.conversation.ledger import LedgerField, LedgerQuery, LedgerRow, UsageReport
+from turnwise.memory.conversation.marks import MarkedMessage
 from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
 from turnwise.memory.conversation.model_params import ModelParams, merged
 from turnwise.memory.conversation.prompts import Prompt, takes_all
@@ -97,7 +99,11 @@ from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.stores.base import NO_CALLER, Page, SessionOrder
 from turnwise.memory.stores.encrypted.records import check_session, is_sealed
 from turnwise.memory.stores.encrypted.settings import Encryption
+from turnwise.memory.stores.marks import count_marks_of, find_marks
 from turnwise.memory.stores.reading import page_of_deliveries
+from turnwise.memory.stores.search.finding import SearchHit, SearchOrder, find_messages
+from turnwise.memory.stores.search.query import parse_query
+from turnwise.memory.stores.search.records import SearchedRole, TextFilter
 from turnwise.memory.stores.searching import SessionFilter, find_runs, find_sessions
 from turnwise.memory.values.frozen_json import FrozenDict, freeze
 from turnwise.memory.values.ids import new_id
@@ -526,6 +532,109 @@ class AsyncSessionManager:
         await self._start.done()
         count: int = await self._store.ask("count", **query)
         return count
+
+    @checked(
+        user_id=UserId,
+        text=Text,
+        order=SearchOrder,
+        cursor=Text | None,
+        limit=Limit,
+        session_id=SessionId | None,
+        agent=AgentName | None,
+        agents=bool,
+        role=SearchedRole | None,
+        since=Time | None,
+        until=Time | None,
+        mark=MarkName | None,
+    )
+    async def search(
+        self,
+        user_id: str,
+        text: str,
+        *,
+        order: SearchOrder = "newest",
+        cursor: str | None = None,
+        limit: int = 20,
+        session_id: str | None = None,
+        agent: str | None = None,
+        agents: bool = False,
+        role: SearchedRole | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        mark: str | None = None,
+    ) -> Page[SearchHit]:
+        """Return a page of the messages of a user in which all words of `text` occur, with snippets.
+
+        Prompts and answers are searched, the first 20,000 characters of each: not thoughts, instructions, summaries or
+        results of tools, and not what was forgotten, removed or cleared. What is stored is found at once. Words are
+        compared without case and accents; "words in quotes" follow each other; the last word may be the beginning of
+        one. Nothing in `text` is an error of syntax. Pass the page's `cursor` to get the next page.
+
+        Args:
+            order: `newest`: in the order in which they were stored, the newest first. `rank`: of the newest 200, those
+                first that have the words most often and are short.
+            session_id: only in this session.
+            agent: only in sessions of this agent.
+            agents: whether sessions of agents are searched too: those that a tool of another session has called.
+            role: only prompts (`user`), or only answers (`assistant`).
+            since: only messages whose `at` is at or after this time, in seconds since the epoch.
+            until: only messages whose `at` is before this time.
+            mark: only messages that have a mark of this name: see `Session.mark`.
+
+        Raises:
+            InvalidInputError: `text` has no letter and no digit, or more than 1,000 characters or 32 words.
+            SearchUnavailableError: the store cannot search: it is in Redis, or encrypted.
+        """
+        texts = TextFilter(
+            query=parse_query(text),
+            user_id=user_id,
+            session_id=session_id,
+            agent=agent,
+            agents=agents,
+            role=role,
+            since=since,
+            until=until,
+            mark=mark,
+        )
+        await self._start.done()
+        hits: Page[SearchHit] = await self._store.run(
+            lambda store: find_messages(store, texts, order=order, cursor=cursor, limit=limit)
+        )
+        return hits
+
+    @checked(user_id=UserId, name=MarkName | None, session_id=SessionId | None, cursor=Text | None, limit=Limit)
+    async def marks(
+        self,
+        user_id: str,
+        *,
+        name: str | None = None,
+        session_id: str | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[MarkedMessage]:
+        """Return a page of the marks of a user's messages: of the newest sessions first, in the order of messages.
+
+        Reads the turns of the sessions that have marks. Pass the page's `cursor` to get the next page.
+
+        Args:
+            name: only marks of this name.
+            session_id: only marks of this session's messages.
+
+        Raises:
+            SessionNotFoundError: the user has no session `session_id`.
+        """
+        await self._start.done()
+        marks: Page[MarkedMessage] = await self._store.run(
+            lambda store: find_marks(store, user_id, name=name, session_id=session_id, cursor=cursor, limit=limit)
+        )
+        return marks
+
+    @checked(user_id=UserId, session_id=SessionId | None)
+    async def count_marks(self, user_id: str, *, session_id: str | None = None) -> Mapping[str, int]:
+        """Return how many marks of each name a user's messages have, or those of one session; see `marks`."""
+        await self._start.done()
+        counts: Mapping[str, int] = await self._store.run(lambda store: count_marks_of(store, user_id, session_id))
+        return counts
 
     async def check_store(self) -> None:
         """Raise unless the session store can be read and written now: it writes something small and deletes it.

@@ -23,6 +23,8 @@ from turnwise.actors.client.shared.arguments import (
     Instructions,
     Kinds,
     Limit,
+    Markable,
+    MarkName,
     MemoryUseArg,
     Number,
     Removable,
@@ -57,13 +59,14 @@ from turnwise.actors.hosting.wire import PackedTurn, SessionInfo, SessionRef
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
 from turnwise.errors import InvalidInputError, TurnNotFoundError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, Summary
+from turnwise.memory.conversation.marks import MAX_MARK_BYTES, Mark
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.prompts import Prompt, plain_prompts
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import join, places, union
 from turnwise.memory.conversation.turns import Turn
-from turnwise.memory.conversation.views.chat_messages import ChatMessage
+from turnwise.memory.conversation.views.chat_messages import ChatMessage, parse_message_cursor
 from turnwise.memory.conversation.views.message_formats import MessageFormat, Messages, functions_of, to_messages
 from turnwise.memory.conversation.views.notebook_display import ListPage, facts_html
 from turnwise.memory.deliveries.records import Delivery, Missed
@@ -849,6 +852,42 @@ class AsyncSession:
             raise InvalidInputError("what", shown(what.session_id), f"it is not of session {self.id!r}")
         removed_spans = join(union([own[number] for number in blocks] if blocks else own))
         return await self._host.ask(verbs.remove(index, removed_spans, new_id()))
+
+    @checked(message=Markable, name=MarkName, by=Text | None)
+    async def mark(self, message: ChatMessage | str, name: str, value: Any, *, by: str | None = None) -> Mark | None:
+        """Mark a message of an ended turn, such as with a thumb, stars, a note or a flag; return the mark as stored.
+
+        A message has at most one mark of a name: another value replaces it, and None removes it. The mark is stored
+        with the message's turn, in one commit that is durable on return, with an event `message_marked`. It is shown by
+        `messages`, listed by `manager.marks`, exported with the session, and deleted with the message. Forks have
+        none. No model sees marks. May be repeated.
+
+        Args:
+            message: one of the session's `messages`, or the id of one, as search also gives it.
+            name: of at most 64 characters.
+            value: JSON of at most 4,096 bytes; None removes the mark.
+            by: who marks it, such as the name of a reviewer.
+
+        Raises:
+            TurnNotFoundError: the session has no such turn.
+            InvalidInputError: the turn has not ended, or the message was removed; or the value cannot be stored.
+            TooManyError: the message has 32 other marks.
+        """
+        index, number = self._place_of(message)
+        frozen = json_object("value", {"value": value}, MAX_MARK_BYTES)["value"]
+        return await self._host.ask(verbs.mark(index, number, name, frozen, by=by))
+
+    def _place_of(self, message: ChatMessage | str) -> tuple[int, int]:
+        """Return the index of a message's turn, and its number there."""
+        message_id = message if isinstance(message, str) else message.id
+        session_id, _, cursor = message_id.rpartition("#")
+        try:
+            place = parse_message_cursor(cursor)
+        except InvalidInputError:
+            place = None
+        if session_id != self.id or place is None:
+            raise InvalidInputError("message", shown(message_id), f"it names no message of session {self.id!r}")
+        return place
 
     @checked(keep_last=Count, memory=bool, verify=bool, updated_at=Time | None)
     async def clear(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from turnwise.memory.conversation.blocks import AnyBlock, Summary
     from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, PendingCall
     from turnwise.memory.conversation.events import Event
+    from turnwise.memory.conversation.marks import Mark
     from turnwise.memory.conversation.memory_use import MemoryUse
     from turnwise.memory.conversation.prompts import Prompt
     from turnwise.memory.conversation.runs import IfBusy, RunRecord
@@ -402,6 +403,14 @@ async def stored_prefix(service: SessionService, most: int) -> tuple[int, str, i
 async def remove(service: SessionService, index: int, spans: Spans, key: str) -> int:
     """Remove blocks that a turn added from later requests; return how many."""
     return await service.core.removals.remove(index, spans, key)
+
+
+@changes()
+async def mark(
+    service: SessionService, index: int, number: int, name: str, value: Any, *, by: str | None
+) -> Mark | None:
+    """Set a mark of a message, or remove it; return it as stored."""
+    return await service.core.marking.mark(index, number, name, value, by=by)
 
 
 @changes(needs_engine=True)

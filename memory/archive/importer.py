@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from dataclasses import replace
+from functools import partial
 
 from turnwise.errors import ArchiveError, SessionFencedError, SessionNotFoundError
 from turnwise.memory.archive.block_order import Order, References
@@ -21,14 +22,17 @@ from turnwise.memory.archive.validation import (
     checked_block,
     checked_delivery,
 )
-from turnwise.memory.conversation.blocks import Summary, encode
+from turnwise.memory.conversation.blocks import Summary, decode, encode
 from turnwise.memory.conversation.events import RUN_IDS, Event, Places
+from turnwise.memory.conversation.marks import count_marks
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Seen, Span, Spans, join, overlap
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
 from turnwise.memory.stores.base import Commit, SessionStore
+from turnwise.memory.stores.reading import INDEX, pages, read_blocks, read_runs
+from turnwise.memory.stores.search.records import MessageText, Searchable, turn_texts
 from turnwise.memory.values.frozen_json import FrozenDict, freeze
 
 UNFINISHED: FrozenDict = freeze({"turnwise.import": "unfinished"})
@@ -83,6 +87,8 @@ class SessionImport:
         self._last_turn = self._last_run_turn = -1
         """The indexes of the last turn, and of the turn of the last run."""
         self._last_seq = 0
+        self._marks = 0
+        """How many marks its turns have."""
 
     async def begin(self) -> None:
         """Create the session.
@@ -136,8 +142,10 @@ class SessionImport:
             number, reason = problem
             raise ArchiveError(number or line.number, reason)
         await self._commit()
+        if isinstance(self._store, Searchable):
+            await self._commit_texts()
         final = replace(
-            self._session, log=self._row.log, epoch=self._row.epoch, revision=self._row.revision
+            self._session, log=self._row.log, epoch=self._row.epoch, revision=self._row.revision, marks=self._marks
         ).committed()
         additions = [DeliveryChange(None, delivery) for delivery in self._deliveries]
         await self._store.commit(final.key, final.epoch, Commit(session=final, deliveries=additions))
@@ -158,6 +166,23 @@ class SessionImport:
         await self._store.commit(row.key, row.epoch, parts)
         await asyncio.sleep(0)  # so that other tasks run: a store in memory never waits
         self._row, self._blocks, self._turns, self._events = row, [], [], []
+
+    async def _commit_texts(self) -> None:
+        """Store the texts that search finds, page by page: until the last commit nobody uses the session."""
+        key = self._row.key
+        async for turns in pages(partial(self._store.turns, key, limit=PAGE), -1, INDEX):
+            records = await read_runs(partial(self._store.runs, key), turns[0].index, turns[-1].index + 1)
+            runs = {run.turn_index: run for run in records}
+            texts: list[MessageText] = []
+            for turn in turns:
+                prompt, output = [
+                    [decode(text) for text in await read_blocks(self._store, part)]
+                    for part in (join(turn.prompt), join(turn.output))
+                ]
+                texts += turn_texts(key.session_id, turn, runs.get(turn.index), prompt, output)
+            row = self._row.committed()
+            await self._store.commit(key, row.epoch, Commit(session=row, texts=texts))
+            self._row = row
 
     def _block(self, line: Line) -> str:
         block = checked_block(line)
@@ -201,6 +226,7 @@ class SessionImport:
         if turn.status == "pending" and overlap(turn.prompt, self._base):
             line.refuse(f"turn {turn.index} has a prompt that is also in the turn before")
         self._base = turn.base
+        self._marks += count_marks(turn)
         for spans in (turn.spans, turn.base):
             if reason := await self._order.check(spans, is_pending=turn.status == "pending"):
                 line.refuse(f"turn {turn.index} cannot be sent to a model: {reason}")

@@ -13,6 +13,7 @@ from turnwise.memory.conversation.branches import are_valid
 from turnwise.memory.conversation.calls.run_tools import are_tools
 from turnwise.memory.conversation.calls.tool_calls import Verdict, decode_calls
 from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.marks import check_marks
 from turnwise.memory.conversation.model_params import check_params
 from turnwise.memory.conversation.output_type import OutputType
 from turnwise.memory.conversation.runs import RunRecord
@@ -106,6 +107,12 @@ def check_turn(line: Line, turn: TurnRecord) -> None:
         _check_once(line, spans)
     if subtract(turn.appended, turn.prompt):
         line.refuse("a block in `appended` is not in `prompt`")
+    try:
+        check_marks(turn)
+    except InvalidInputError as error:
+        line.refuse(str(error))
+    if turn.marks and turn.is_open:
+        line.refuse("a turn that has not ended has no marks")
     if turn.status == "pending" and (
         turn.run_id or turn.input or turn.output or turn.carried or turn.removed or not turn.prompt
     ):

@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
 import pydantic_core
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+)
 from pydantic_core import CoreSchema, core_schema
 
 from turnwise.memory.conversation.blocks import (
@@ -387,6 +395,19 @@ class BlocksRemoved(Event):
     """The positions of the removed blocks. The results of removed calls are among them."""
 
 
+class MessageMarked(Event):
+    """A mark of a message was set, changed or removed: see `Session.mark`."""
+
+    kind: Literal["message_marked"] = "message_marked"
+    number: int
+    """The number of the message in its turn."""
+    name: str
+    value: Annotated[Any, AfterValidator(freeze)] = None
+    """Its value; null if it was removed."""
+    by: str | None = None
+    """Who did it, as the caller said."""
+
+
 class CustomEvent(Event):
     """An event of the caller's own: of a tool or an engine, by `context.event`, or from outside, by `add_event`."""
 
@@ -585,6 +606,7 @@ AnyEvent = Annotated[
     | TurnReplaced
     | TurnsCleared
     | BlocksRemoved
+    | MessageMarked
     | CustomEvent
     | PlannerNote
     | StepStarted
@@ -688,6 +710,7 @@ __all__ = [
     "MemoryDegraded",
     "MemoryFailed",
     "MemoryRecalled",
+    "MessageMarked",
     "ModelCallEnded",
     "ModelCallStarted",
     "Phase",

@@ -85,6 +85,8 @@ class SessionRecord(Record):
     """The name of the engine of its next runs; None for the manager's first."""
     params: FrozenDict = field(default_factory=FrozenDict)
     """The default request parameters of its runs: see `ModelParams`."""
+    marks: int = 0
+    """How many marks its messages have."""
 
     @property
     def key(self) -> SessionKey:

@@ -64,6 +64,8 @@ class TurnRecord(Record):
     removed: Spans = ()
     """The blocks that were removed from what the next turn continues: of those that this turn added, and, while this
     was the newest turn, also of earlier ones. The snapshot stays."""
+    marks: FrozenDict = field(default_factory=FrozenDict)
+    """The marks of its messages, by number and name: see `marks`. A turn that has not ended has none."""
 
     @property
     def is_open(self) -> bool:

@@ -19,6 +19,7 @@ from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.views.notebook_display import items_html
 from turnwise.memory.deliveries.records import CALL_ID, Delivery, DeliveryChange, check_delivery
 from turnwise.memory.deliveries.webhooks import WebhookRecord, call_prefix, check_webhook
+from turnwise.memory.stores.search.records import MessageText
 from turnwise.memory.values.ids import check_names
 
 Item = TypeVar("Item")
@@ -85,6 +86,10 @@ class Commit:
     deliveries: Sequence[DeliveryChange] = ()
     """Deliveries of the session that are added, changed or removed. If one was changed meanwhile, the whole commit is
     refused."""
+    texts: Sequence[MessageText] = ()
+    """Texts of messages, to be found by search. Only for stores that are `Searchable`; others ignore them."""
+    dropped_texts: Sequence[int] = ()
+    """Indices of turns whose texts are deleted, before `texts` are inserted. Turns that are dropped lose theirs."""
     spent: Sequence[LedgerRow] = ()
     """What the commit adds to the ledger, as rows of the session."""
     received: Sequence[Delivery] = ()
@@ -335,6 +340,7 @@ class SessionStore(Protocol):
         turn: TurnRecord | None = None,
         also: Spans = (),
         deliveries: Sequence[Delivery] = (),
+        texts: Sequence[MessageText] = (),
     ) -> SessionRecord:
         """Store a new session and return it with the name of its log.
 
@@ -347,6 +353,7 @@ class SessionStore(Protocol):
             turn: the first turn of a fork; None for other sessions.
             also: further blocks that stay readable: those that the turn's summaries replace. Empty without a turn.
             deliveries: deliveries of the session, which are stored with it.
+            texts: the texts of the turn's messages; see `Commit.texts`.
 
         Raises:
             SessionExistsError: the user has a session of this id.

@@ -19,8 +19,10 @@ from turnwise.errors import (
     StoreClosedError,
     StoreError,
 )
+from turnwise.memory.conversation.branches import is_shown
 from turnwise.memory.conversation.events import AnyEvent, without_blocks
 from turnwise.memory.conversation.ledger import ZEROS, LedgerKey, LedgerQuery, LedgerRow, key_in, numbers_of
+from turnwise.memory.conversation.marks import marks_of
 from turnwise.memory.conversation.runs import UNSETTLED, RunRecord
 from turnwise.memory.conversation.sessions import (
     DEFAULT_USER,
@@ -54,6 +56,12 @@ from turnwise.memory.stores.base import (
     parse_cursor,
     parse_due_cursor,
 )
+from turnwise.memory.stores.search.records import (
+    MessageText,
+    TextFilter,
+    TextHit,
+    parse_hit_cursor,
+)
 from turnwise.memory.values.ids import new_key
 from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES, count_first, first_of, weight
 
@@ -70,6 +78,8 @@ class _Row:
     """Events by their key."""
     deliveries: dict[str, Delivery] = field(default_factory=dict)
     """By their key."""
+    texts: dict[tuple[int, int], tuple[int, MessageText]] = field(default_factory=dict)
+    """Texts that are searched, with the order in which they were stored: by turn and number of the message."""
 
 
 class _Deliveries:
@@ -120,6 +130,7 @@ class InMemoryStore(LocalClock):
         """The sessions of runs, by run id."""
         self._logs: dict[str, dict[int, str]] = {}
         self._deliveries = _Deliveries()
+        self._text_count = 0
         self._lease = DeliveryLease(holder="", until=0.0, now=0.0, next_due_at=None)
         self._webhooks: dict[str, WebhookRecord] = {}
         self._ledger: dict[LedgerKey, tuple[int, ...]] = {}
@@ -136,6 +147,7 @@ class InMemoryStore(LocalClock):
         turn: TurnRecord | None = None,
         also: Spans = (),
         deliveries: Sequence[Delivery] = (),
+        texts: Sequence[MessageText] = (),
     ) -> SessionRecord:
         check_session_names(session)
         additions = [DeliveryChange(None, check_delivery(delivery)) for delivery in deliveries]
@@ -154,6 +166,7 @@ class InMemoryStore(LocalClock):
         self._logs[session.log] = {}
         self._rows[session.key] = row
         self._change_deliveries(row, additions)
+        self._add_texts(row, texts)
         return session
 
     def clock(self) -> float:
@@ -230,6 +243,9 @@ class InMemoryStore(LocalClock):
         log.update(cleared | blocks)
         for index in dropped & row.turns.keys():
             del row.turns[index]
+        silenced = {*dropped, *commit.dropped_texts}
+        row.texts = {place: text for place, text in row.texts.items() if place[0] not in silenced}
+        self._add_texts(row, commit.texts)
         row.turns.update(turns)
         row.runs.update(new | runs)
         row.events = old_events
@@ -241,6 +257,37 @@ class InMemoryStore(LocalClock):
             self._add_to_ledger(ledger_key, numbers)
         for delivery in commit.received:
             self._change_deliveries(self._rows[delivery.session_key], [DeliveryChange(delivery, None)])
+
+    def _add_texts(self, row: _Row, texts: Sequence[MessageText]) -> None:
+        for text in texts:
+            self._text_count += 1
+            row.texts[text.turn_index, text.number] = (self._text_count, text)
+
+    async def search_texts(self, texts: TextFilter, *, cursor: str | None = None, limit: int = 20) -> list[TextHit]:
+        before = parse_hit_cursor(cursor)
+        check_limit(limit)
+        matches = [match for match in self._matching_texts(texts) if match[0] < before]
+        matches.sort(key=lambda match: match[0], reverse=True)
+        return [_hit(row.session, text, str(number)) for number, row, text in matches[:limit]]
+
+    async def count_texts(self, texts: TextFilter, *, limit: int) -> int:
+        return min(len(self._matching_texts(texts)), check_limit(limit))
+
+    def _matching_texts(self, texts: TextFilter) -> list[tuple[int, _Row, MessageText]]:
+        self._check_open()
+        return [
+            (number, row, text)
+            for row in self._rows.values()
+            if row.session.user_id == texts.user_id
+            if texts.agent in (None, row.session.agent) and texts.session_id in (None, row.session.session_id)
+            if texts.agents or row.session.called_by is None
+            for number, text in row.texts.values()
+            if texts.role in (None, text.role)
+            if texts.since is None or text.at >= texts.since
+            if texts.until is None or text.at < texts.until
+            if texts.mark is None or texts.mark in marks_of(row.turns[text.turn_index], text.number)
+            if texts.query.matches(text.text)
+        ]
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
         self._check_open()
@@ -542,3 +589,18 @@ def _is_of(event: AnyEvent, commit: Commit) -> bool:
 def _place(session: SessionRecord) -> tuple[str, int, int, int]:
     """Return the fields of a session that a commit must match."""
     return session.log, session.epoch, session.revision, session.log_size
+
+
+def _hit(session: SessionRecord, text: MessageText, cursor: str) -> TextHit:
+    return TextHit(
+        session=session.key,
+        title=session.title,
+        agent=session.agent,
+        turn_index=text.turn_index,
+        number=text.number,
+        role=text.role,
+        at=text.at,
+        spans=text.spans,
+        cursor=cursor,
+        is_shown=is_shown(session.branches, text.turn_index),
+    )

@@ -28,6 +28,7 @@ TurnwiseError
 ├── TooManySchedulesError      a service lets its user have no more schedules
 ├── TooManyWebhooksError       a service lets its user have no more webhooks
 ├── OperatorsOnlyError         a service does it for operators only
+├── SearchUnavailableError     the store keeps no index of what was said
 ├── SessionExistsError
 ├── ThreadExistsError          a thread of LangGraph's has this id
 ├── CheckpointInUseError       another checkpoint is rebuilt from it; nothing was deleted
@@ -358,6 +359,16 @@ class OperatorsOnlyError(TurnwiseError):
     user_id: str
     action: str
     remedy: str
+
+
+class SearchUnavailableError(TurnwiseError):
+    """The store cannot search what was said: it is in Redis, it is encrypted, or it is a store of another package."""
+
+    message = (
+        "store {store} cannot search what was said: keep sessions in SQLite or PostgreSQL, without encryption, "
+        "since an index has the words readable"
+    )
+    store: str
 
 
 class SessionExistsError(TurnwiseError):

@@ -36,4 +36,11 @@ from turnwise.memory.stores.encrypted.settings import Encryption as Encryption
 from turnwise.memory.stores.encrypted.store import EncryptedStore as EncryptedStore
 from turnwise.memory.stores.in_memory import InMemoryStore as InMemoryStore
 from turnwise.memory.stores.redis.store import RedisStore as RedisStore
+from turnwise.memory.stores.search.finding import SearchHit as SearchHit
+from turnwise.memory.stores.search.records import (
+    MessageText as MessageText,
+    Searchable as Searchable,
+    TextFilter as TextFilter,
+    TextHit as TextHit,
+)
 from turnwise.memory.stores.sql.store import SQLStore as SQLStore

@@ -38,6 +38,7 @@ import ray
 import cancelling
 import deliveries
 import packing
+import searching
 import serving
 import window
 from engines import process_of
@@ -106,6 +107,8 @@ class Scale:
     followers: int
     followed_tokens: int
     waiting: int
+    messages: int
+    searches: int
     due: int
     idle_minutes: float
     agents: int
@@ -138,6 +141,8 @@ FULL = Scale(
     followers=500,
     followed_tokens=150,
     waiting=100_000,
+    messages=100_000,
+    searches=500,
     due=400,
     idle_minutes=2.0,
     agents=50,
@@ -169,6 +174,8 @@ QUICK = Scale(
     followers=20,
     followed_tokens=10,
     waiting=5_000,
+    messages=2_000,
+    searches=20,
     due=20,
     idle_minutes=0.02,
     agents=3,
@@ -720,6 +727,10 @@ class Bench:
         deliveries.lateness(self.table, waiting=scale.waiting, due=scale.due)
         deliveries.idleness(self.table, waiting=scale.waiting, minutes=scale.idle_minutes)
 
+    def search(self) -> None:
+        """Measure search, and what it adds to a turn."""
+        searching.measure(self.table, messages=self.scale.messages, rounds=self.scale.searches)
+
     def packed(self) -> None:
         """Measure the capacity and speed of packed hosts, and their recovery after a kill."""
         scale, manage = self.scale, packing.manage_in(self.folder, NAMESPACE)
@@ -881,6 +892,7 @@ PARTS: dict[str, Callable[[Bench], object]] = {
     "memory": Bench.memory,
     "forgetting": Bench.forgetting,
     "deliveries": Bench.deliveries,
+    "search": Bench.search,
     "packed": Bench.packed,
     "visits": Bench.visits,
     "http": Bench.http,

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from filled import HOSTILE, files, filled, on_terminal, rows, text_of, turnwise
 
+from turnwise import EchoEngine, InProcess, SessionManager
 from turnwise.cli.common import reading
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.stores.urls import open_store
@@ -49,6 +50,32 @@ def test_ls_filters_and_pages(store: str) -> None:
     rest = json.loads(turnwise("ls", store, "--cursor", page["cursor"], "--json").stdout)
     assert len({item["id"] for item in [*page["items"], *rest["items"]]}) == 6 and rest["cursor"] is None
     assert f"--cursor '{page['cursor']}'" in turnwise("ls", store, "-n", "4").stderr
+
+
+def test_search_finds_what_was_said(store: str) -> None:
+    found = rows(turnwise("search", store, "umbr", "--user", "ann").stdout)
+    assert [(row["session"], row["turn"], row["role"]) for row in found] == [("chat", "0", "assistant")]
+    assert found[0]["text"] == "Take an umbrella."
+    page = json.loads(turnwise("search", store, "rain", "--user", "ann", "--role", "user", "--json").stdout)
+    assert [(hit["id"], hit["ranges"]) for hit in page["items"]] == [("chat#0:0", [[8, 12]])] and not page["cursor"]
+    assert rows(turnwise("search", store, "umbrella").stdout) == []
+    assert turnwise("search", store, "?!").exit_code == 1
+
+
+def test_marks_are_listed(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/marked.db"
+    with SessionManager(url, engine=EchoEngine(), placement=InProcess()) as manager:
+        chat = manager.open("chat", user_id="ann")
+        chat.run("hello").wait()
+        chat.mark("chat#0:1", "thumb", "up", by="Rita")
+        chat.mark("chat#0:0", "note", {"stars": 4})
+    listed = rows(turnwise("marks", url, "--user", "ann").stdout)
+    assert [(row["message"], row["mark"], row["value"]) for row in listed] == [
+        ("chat#0:0", "note", '{"stars":4}'),
+        ("chat#0:1", "thumb", "up"),
+    ]
+    page = json.loads(turnwise("marks", url, "--user", "ann", "--name", "thumb", "--json").stdout)
+    assert [(item["id"], item["mark"]["by"]) for item in page["items"]] == [("chat#0:1", "Rita")]
 
 
 def test_runs_lists_the_newest_first(store: str) -> None:

@@ -109,6 +109,8 @@ VALID: dict[str, Any] = {
     "url": "https://a.example/hook",
     "events": ["run.failed"],
     "to_session": SESSION,
+    "message": f"{SESSION}#0:0",
+    "value": 1,
 }
 """For each parameter that has to be given, a value that its verb takes."""
 
@@ -352,6 +354,8 @@ WRONG: dict[str, list[Any]] = {
     "Status": ["nope", 1, True, ["active"]],
     "SessionStatus": ["nope", 1],
     "SessionOrder": ["title", 1],
+    "SearchOrder": ["oldest", 1],
+    "SearchedRole": ["tool", 1],
     "IfBusy": ["whenever", 1],
     "Until": ["whenever", 1],
     "IfExists": ["whenever", 1],
@@ -360,6 +364,7 @@ WRONG: dict[str, list[Any]] = {
     "RunState": ["nope", 1],
     "ModelParams": [["temperature"], "temperature", {"heat": 1}, {1: 2}, {"model": "other"}, *NO_JSON],
     "Summary": ["text", User(text="hi")],
+    "ChatMessage | str": [1, User(text="hi"), "message", f"{SESSION}#x", "other#0:0"],
     "Turn | ChatMessage": ["turn", 1, User(text="hi")],
     "Turn | int": ["turn", True, 1.0, 2**63, User(text="hi")],
     "Prompt": [3, None, "\ud800", ["hello"], Summary(text="forged")],

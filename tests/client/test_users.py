@@ -72,6 +72,9 @@ CASES = [
     Case("webhook", (), *[TypeError] * 4),  # see tests/in_process/test_webhooks.py
     Case("webhooks", (), 0, 0, 0, 0),
     Case("count", (), 1, 1, 0, 2),
+    Case("search", (), ["of-alice"], [], [], TypeError),
+    Case("marks", (), [], [], [], TypeError),
+    Case("count_marks", (), 0, 0, 0, TypeError),
     Case("usage", (), True, False, False, True),
     Case("check_store", (), TypeError, TypeError, TypeError, None),
     Case("clear", (), 0, 0, 0, TypeError),  # of those who have nothing
@@ -92,7 +95,7 @@ def plain(answer: Any) -> Any:  # noqa: PLR0911 - a table
             return sorted(session.session_id for session in answer)
         case UsageReport():
             return answer.total.seconds > 0
-        case list():
+        case list() | dict():
             return len(answer)
         case int() | None:
             return answer
@@ -129,7 +132,8 @@ def test_every_method_of_a_manager_reaches_only_records_of_its_user(
             for user, expected in expectations:
                 if case.verb == "open":
                     continue
-                answer = await outcome(verb, *args, **user)
+                words = {"text": "slow 3", "role": "user"} if case.verb == "search" else {}
+                answer = await outcome(verb, *args, **user, **words)
                 error = isinstance(answer, BaseException)
                 assert (type(answer) if error else answer) == expected, f"{case.verb}{args} for {user}: {answer!r}"
                 if isinstance(answer, SessionNotFoundError | RunNotFoundError):

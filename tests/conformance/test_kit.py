@@ -122,9 +122,11 @@ def test_the_command_line_checks_single_laws(
 
 
 class TakesIdsTwice(InMemoryStore):
-    async def create(self, session: Any, turn: Any = None, also: Any = (), deliveries: Any = ()) -> Any:
+    async def create(
+        self, session: Any, turn: Any = None, also: Any = (), deliveries: Any = (), texts: Any = ()
+    ) -> Any:
         try:
-            return await super().create(session, turn, also, deliveries)
+            return await super().create(session, turn, also, deliveries, texts)
         except Exception:  # noqa: BLE001 - the fault
             return await self.get(session.session_id)
 
@@ -147,9 +149,11 @@ class LosesEvents(InMemoryStore):
 
 
 class LosesForks(InMemoryStore):
-    async def create(self, session: Any, turn: Any = None, also: Any = (), deliveries: Any = ()) -> Any:
+    async def create(
+        self, session: Any, turn: Any = None, also: Any = (), deliveries: Any = (), texts: Any = ()
+    ) -> Any:
         turn = None if turn is None else replace(turn, input=(), output=())
-        return await super().create(session, turn, (), deliveries)
+        return await super().create(session, turn, (), deliveries, texts)
 
 
 class TakesStaleChanges(InMemoryStore):

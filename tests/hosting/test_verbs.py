@@ -100,6 +100,7 @@ OWN: dict[str, dict[str, Any]] = {
     "decide": {"run_id": "third"},
     "deliver": {"delivery": TEA},
     "import_turns": {"after": None},
+    "mark": {"name": "thumb", "number": 1, "value": {"up": True}, "by": "Rita"},
     "memory.save": {"id": "another"},
     "memory.update": {"text": "Ann sold her boat."},
     "rerun": {"options": {"run_id": "fourth"}},

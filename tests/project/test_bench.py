@@ -77,6 +77,16 @@ MEASURED = [
         )
         for title in (f"call of run to its start: {place}", f"  due of 5,000 that wait in {place}")
     ),
+    *(
+        title
+        for store in ("SQLite", "PostgreSQL")
+        for title in (
+            f"search in 2,000 messages, {store}",
+            "  deletion of a session of 50 turns there",
+            f"turn in process that is not searched, {store}",
+            "  that is searched, to that",
+        )
+    ),
     "activation, 400 sessions in SQLite: p99",
     "  the same verb again, resident",
     "bare calls of one async actor, 70 at once, each",

@@ -113,7 +113,7 @@ def test_an_encrypted_history_obeys(law: Law, inner: str, tmp_path: Path) -> Non
 
 READABLE = {
     SessionRecord: "session_id user_id agent status created_at updated_at parent called_by depth budget log log_size"
-    " next_index branches epoch revision seq usage agents_usage memory saved ttl_s model engine",
+    " next_index branches epoch revision seq usage agents_usage memory saved ttl_s model engine marks",
     TurnRecord: "index parent turn_id run_id status prompt appended input output carried usage created_at forgotten"
     " removed",
     RunRecord: "run_id session_id user_id turn_index state first_seq created_at started_at ended_at code timeout_s"
@@ -170,7 +170,13 @@ async def fill(store: SessionStore, session_id: str, user_id: str, secret: str =
     ]
     span = Span(session.log, 0, 3)
     turn = TurnRecord(
-        index=0, run_id=run.run_id, input=(span,), status="failed", metadata=secret_json, stop_reason=secret
+        index=0,
+        run_id=run.run_id,
+        input=(span,),
+        status="failed",
+        metadata=secret_json,
+        stop_reason=secret,
+        marks=secret_json,
     )
     begun = session.committed()
     grown = begun.committed(log_size=3, seq=3, next_index=1)

@@ -23,6 +23,7 @@ from turnwise.memory.stores.conformance import (
     ledger as contract_ledger,
     listing as contract_listing,
     records as contract_records,
+    search as contract_search,
     sessions as contract_sessions,
     suite as contract,
     webhooks as contract_webhooks,
@@ -154,6 +155,7 @@ def test_the_laws_are_all_checks() -> None:
         contract_failures,
         contract_deliveries,
         contract_webhooks,
+        contract_search,
         contract_ledger,
     )
     checks = [value for part in parts for name, value in vars(part).items() if name.startswith("check_")]

@@ -18,6 +18,7 @@ from pydantic_core import PydanticCustomError
 from turnwise.errors import InvalidIdError, InvalidInputError, TooManyError, shown
 from turnwise.memory.conversation.events import KINDS, AnyEvent
 from turnwise.memory.conversation.ledger import LedgerField
+from turnwise.memory.conversation.marks import check_mark_name
 from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
 from turnwise.memory.conversation.model_params import ModelParams, check_params
 from turnwise.memory.conversation.output_type import MAX_RETRIES
@@ -281,6 +282,16 @@ def _shown_turn(value: Any) -> Any:
     raise ValueError("must be a turn of the session, or its index")
 
 
+def _markable(value: Any) -> Any:
+    if isinstance(value, ChatMessage):
+        if value.is_partial:
+            raise ValueError("it is still being answered: wait for its run or cancel it")
+        return value
+    if not isinstance(value, str):
+        raise ValueError("must be a message of the session, or the id of one")
+    return _text(value)
+
+
 def _about(value: Any) -> Any:
     if isinstance(value, str):
         return _text(value)
@@ -404,6 +415,8 @@ TurnRef = Annotated[int | str, PlainValidator(_turn_ref)]
 """The index of a turn, or its id."""
 Removable = Annotated[Turn | ChatMessage, PlainValidator(_removable)]
 ShownTurn = Annotated[Turn | int, PlainValidator(_shown_turn)]
+Markable = Annotated[ChatMessage | str, PlainValidator(_markable)]
+MarkName = Annotated[str, AfterValidator(check_mark_name)]
 Limit = Annotated[int, Field(ge=1, le=MAX_COUNT), AfterValidator(_page_size)]
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Retries = Annotated[int, Field(ge=0, le=MAX_RETRIES)]

@@ -11,6 +11,7 @@ from turnwise.actors.session.window.leaving_out import without
 from turnwise.errors import InvalidInputError, SessionInUseError, TurnNotFoundError, shown
 from turnwise.memory.conversation.calls.call_pairs import pairs_of
 from turnwise.memory.conversation.events import BlocksRemoved
+from turnwise.memory.conversation.marks import count_marks, with_marks_of
 from turnwise.memory.conversation.spans import (
     Spans,
     join,
@@ -23,6 +24,7 @@ from turnwise.memory.conversation.spans import (
     union,
 )
 from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.conversation.views.chat_messages import chat_messages_of
 
 
 class Removals:
@@ -85,6 +87,7 @@ class Removals:
         new = subtract(await self._with_results(turn, spans), turn.removed)
         if not new:
             return 0
+        marks = count_marks(turn)
         head = self._state.head
         turns: list[TurnRecord] = []
         dropped: list[int] = []
@@ -93,9 +96,11 @@ class Removals:
             remaining = replace(turn, prompt=prompt, appended=subtract_in_order(turn.appended, new))
             turns, dropped = ([remaining], []) if remaining.prompt else ([], [index])
         else:
-            turn = replace(turn, removed=union(turn.removed, new))
+            turn = await self._without_marks(replace(turn, removed=union(turn.removed, new)))
             turns, head = await self._continued_without(turn, new)
         session = self._journal.session
+        marked = [stored for stored in turns if stored.index == index]
+        session = replace(session, marks=session.marks - marks + sum(map(count_marks, marked)))
         values = {"turn_index": index, "key": key, "removed": to_places(new, session.log)}
         await self._transactor.commit(session, [(BlocksRemoved, values)], turns=turns, dropped_turns=dropped)
         if dropped:
@@ -104,6 +109,14 @@ class Removals:
         self._state.continue_from(head)
         self._state.update_ended(turns)
         return size(new)
+
+    async def _without_marks(self, turn: TurnRecord) -> TurnRecord:
+        """Return the turn without the marks of messages of which no block is left."""
+        if not turn.marks:
+            return turn
+        prompt, output = [await self._journal.blocks.read(join(part)) for part in (turn.prompt, turn.output)]
+        messages = chat_messages_of(self._state.session_id, turn, None, prompt, output)
+        return with_marks_of(turn, {message.number for message in messages})
 
     async def _with_results(self, turn: TurnRecord, spans: Spans) -> Spans:
         """Return the spans, and the results of the calls among them.

@@ -33,6 +33,7 @@ from turnwise.errors import (
 from turnwise.memory.conversation.blocks import CLEARED, Summary, encode
 from turnwise.memory.conversation.branches import cleared as cleared_branches, is_shown, shown_among
 from turnwise.memory.conversation.events import Event, SetsInput, TurnForgotten, TurnsCleared
+from turnwise.memory.conversation.marks import count_marks
 from turnwise.memory.conversation.remainder import from_user
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Seen, Span, Spans, join, overlap, places, subtract, to_places, union
@@ -218,7 +219,7 @@ class Forgetting:
         values = {"input": base, "up_to": last, "turns": len(removed), "key": key}
         await blocks.load(spans)
         await self._transactor.commit(
-            session,
+            replace(session, marks=sum(map(count_marks, turns))),
             [(TurnsCleared, values)],
             turns=turns,
             dropped_turns=[turn.index for turn in removed],

@@ -12,7 +12,10 @@ from turnwise.actors.session.window.summary_expansion import reach
 from turnwise.errors import SessionExistsError, TurnNotFoundError
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import join, subtract, union
+from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.stores.reading import deliveries_of
+from turnwise.memory.stores.search.records import MessageText, turn_texts
+from turnwise.memory.values.frozen_json import FrozenDict
 from turnwise.memory.values.ids import new_id
 
 
@@ -79,9 +82,10 @@ class Forking:
             for delivery in own
             if delivery.to_session is None
         ]
-        first = replace(base, parent=parent, turn_id=None)
+        first = replace(base, parent=parent, turn_id=None, marks=FrozenDict())
+        texts = await self._texts_of(first, session_id)
         try:
-            created = await store.create(fork, first, subtract(reached, spans), copies)
+            created = await store.create(fork, first, subtract(reached, spans), copies, **texts)
         except SessionExistsError:
             existing = await store.get(fork.key)
             if existing.parent:
@@ -94,3 +98,10 @@ class Forking:
             if copy.due_at is not None:
                 self._alarm.tell(copy.due_at)
         return created
+
+    async def _texts_of(self, first: TurnRecord, session_id: str) -> dict[str, list[MessageText]]:
+        """Return the argument with the texts of a fork's first turn; none for a store that cannot search."""
+        if not self._journal.searched.is_on:
+            return {}
+        prompt, output = [await self._journal.blocks.read(join(part)) for part in (first.prompt, first.output)]
+        return {"texts": turn_texts(session_id, first, None, prompt, output)}

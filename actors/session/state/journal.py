@@ -10,6 +10,7 @@ from turnwise.actors.inference.engine import NewEvent
 from turnwise.actors.session.state.cached_blocks import CachedBlocks
 from turnwise.actors.session.state.event_forwarder import EventForwarder
 from turnwise.actors.session.state.event_log import EventLog
+from turnwise.actors.session.state.searched_texts import SearchedTexts
 from turnwise.actors.session.state.stored_records import StoredRecords
 from turnwise.errors import (
     CorruptRecordError,
@@ -62,6 +63,7 @@ class Journal:
     ) -> None:
         self.store = store
         self.blocks = CachedBlocks(key.session_id, store)
+        self.searched = SearchedTexts(key, store, self.blocks)
         self.forwarder = EventForwarder(key, store, history, self.blocks) if history else None
         self._deleted_up_to = 0
         """The store has deleted the events up to this number, since the history store has them."""
@@ -160,6 +162,7 @@ class Journal:
         except CorruptRecordError:
             await self._check_unchanged(activation.session)
             raise
+        self.searched.load(turns)
         self.has_advanced = activation.session.updated_at > self.session.updated_at  # only a commit changes it
         self.session = activation.session
         self._sent_revisions.clear()

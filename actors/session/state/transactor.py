@@ -37,6 +37,7 @@ from turnwise.memory.deliveries.records import DeliveryChange
 from turnwise.memory.deliveries.webhooks import calls_of
 from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.stores.base import Activation, Commit
+from turnwise.memory.stores.search.records import MessageText
 from turnwise.memory.values.records import replace
 
 Result = TypeVar("Result")
@@ -83,6 +84,7 @@ class Transactor:
     | awaited | what else may run | what a crash leaves |
     |---|---|---|
     | the lock | reads, streaming, the previous change | nothing of this change |
+    | a block or a run of an older turn, for its texts | reads, streaming | nothing of this change |
     | the outbox, before a commit | reads, streaming; live events wait | nothing of this change |
     | the store's commit | reads, streaming; live events wait | all of it or nothing |
     | an activation, after a store error | reads, streaming; live events wait | what the store has |
@@ -231,9 +233,22 @@ class Transactor:
         sent = [change.after for change in own if change.after and change.after.to_session is not None]
         if sent:
             await self._alarm.expect()
+        searched = self._journal.searched
+        texts: list[MessageText] = []
+        dropped_texts: list[int] = []
+        if turns and searched.is_on:
+            all_runs = [*runs, *([new_run] if new_run else [])]
+            texts, dropped_texts = await searched.changes(
+                session,
+                blocks,
+                turns,
+                dropped_turns=dropped_turns,
+                runs=all_runs,
+                next_index=self._journal.session.next_index,
+            )
         numbered = self._journal.number(events)
         calls = await self._calls_of(numbered)
-        texts = [encode(block) for block in blocks] if encoded is None else encoded
+        bodies = [encode(block) for block in blocks] if encoded is None else encoded
         live = self._state.active is not None if live is None else live
         if self._unbilled:
             session = replace(session, usage=session.usage + self._unbilled.total)
@@ -241,7 +256,7 @@ class Transactor:
         commit = Commit(
             session=session,
             events=numbered,
-            blocks=texts,
+            blocks=bodies,
             turns=turns,
             dropped_turns=dropped_turns,
             new_run=new_run,
@@ -251,6 +266,8 @@ class Transactor:
             deliveries=[*own, *calls],
             received=received,
             spent=self._ledger_rows(runs, new_run),
+            texts=texts,
+            dropped_texts=dropped_texts,
         )
         last = self._unanswered = _Unanswered(commit, doubt, self._unbilled, self._begins(commit))
         self._unbilled = Spent()
@@ -270,6 +287,7 @@ class Transactor:
                 self._launching = self._tasks.spawn(retry(self._launch_begun, task_name, until=self.is_final))
             raise
         self._unanswered = None
+        searched.store(turns, dropped_turns)
         if sent:
             self._alarm.hand_over(sent)
         self._mark.stored(session)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, repeat
+from typing import TypeVar
 
 from turnwise.errors import InvalidInputError, shown
-from turnwise.memory.conversation.blocks import AnyBlock, Role, System, Text, ToolResult, Unknown, User
+from turnwise.memory.conversation.blocks import AnyBlock, Block, Role, System, Text, ToolResult, Unknown, User
 from turnwise.memory.conversation.branches import Branches, versions_of
+from turnwise.memory.conversation.marks import Mark, marks_of
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.spans import Span, Spans, join, places
 from turnwise.memory.conversation.turns import TurnRecord, TurnStatus
+
+Item = TypeVar("Item", bound=Block)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +38,8 @@ class ChatMessage:
     blocks: tuple[AnyBlock, ...]
     places: Spans = ()
     """Where its blocks are, for `Session.remove`."""
+    marks: Mapping[str, Mark] = field(default_factory=dict, hash=False)
+    """Its marks, by name; see `Session.mark`."""
     is_partial: bool = False
     """Whether it is still being answered: it will be longer, or not be there at all if the run is interrupted."""
     versions: tuple[int, ...] = ()
@@ -75,7 +81,6 @@ def chat_messages_of(
     which adapters store data of their own. The other messages keep their numbers.
     """
     versions = tuple(version.turn_index for version in versions_of(branches, turn.index))
-    answered_at = turn.created_at if run is None else run.ended_at or run.started_at or run.created_at
     stored_places = places(join(turn.prompt, turn.output))
     numbered_places, removed = enumerate(chain(stored_places, repeat(None))), turn.removed_numbers
     parts = [
@@ -87,8 +92,8 @@ def chat_messages_of(
                 if number not in removed
             ],
         )
-        for time, blocks in ((turn.created_at, prompt), (answered_at, [*output, *streamed]))
-        for part in _parts(blocks)
+        for time, blocks in ((turn.created_at, prompt), (answered_at(turn, run), [*output, *streamed]))
+        for part in message_parts(blocks)
     ]
     return [
         ChatMessage(
@@ -96,12 +101,13 @@ def chat_messages_of(
             turn_index=turn.index,
             number=number,
             role=part[0][1].role,
-            text="".join(_text(block) for _, block in part),
+            text="".join(message_text(block) for _, block in part),
             at=time,
             turn_status=turn.status,
             run_id=turn.run_id,
             blocks=tuple(block for _, block in part),
             places=join(place for place, _ in part if place is not None),
+            marks=marks_of(turn, number) if turn.marks else {},
             is_partial=any(place is None for place, _ in part),
             versions=versions,
         )
@@ -110,14 +116,21 @@ def chat_messages_of(
     ]
 
 
-def _text(block: AnyBlock) -> str:
+def answered_at(turn: TurnRecord, run: RunRecord | None) -> float:
+    """Return the time of an answer, as its messages have it."""
+    return turn.created_at if run is None else run.ended_at or run.started_at or run.created_at
+
+
+def message_text(block: Block) -> str:
+    """Return what a block adds to the text of its message."""
     if isinstance(block, ToolResult):
         return block.plain
     return block.text if isinstance(block, System | User | Text) else ""
 
 
-def _parts(blocks: Iterable[AnyBlock]) -> list[list[AnyBlock]]:
-    parts: list[list[AnyBlock]] = []
+def message_parts(blocks: Iterable[Item]) -> list[list[Item]]:
+    """Return blocks as messages have them: one prompt or one tool result, or the consecutive others of a role."""
+    parts: list[list[Item]] = []
     for block in blocks:
         is_single = isinstance(block, System | User | ToolResult)
         last = parts[-1] if parts else []

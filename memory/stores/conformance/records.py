@@ -52,7 +52,10 @@ async def check_every_field_of_a_turn_comes_back(store: SessionStore) -> None:
         "output": (Span(span.log, 0, 2),),
     }
     texts = {"parent": "an'other#1", "turn_id": "t'\"\\%ü", "run_id": "run", "stop_reason": TEXT}
-    turns = [a_turn(7, **parts, **texts, usage=USAGE, metadata=NESTED, created_at=1763700000.123456), a_turn(7)]
+    turns = [
+        a_turn(7, **parts, **texts, usage=USAGE, metadata=NESTED, marks=NESTED, created_at=1763700000.123456),
+        a_turn(7),
+    ]
     turns += [a_turn(7, forgotten=True), a_turn(7, prompt=(span,), removed=(Span(span.log, 1, 2), far))]
     turns += [a_turn(7, status=status, usage=Usage(), stop_reason="") for status in get_args(TurnStatus)]
     for turn in (*turns, turns[0], turns[1]):
@@ -161,6 +164,7 @@ async def check_every_event_comes_back(store: SessionStore) -> None:
         "turn_not_saved": {"memory": TEXT, "why": ""},
         "prompt_joined": {"joined": "r'%\"\\ü"},
         "blocks_removed": {"removed": (("", 2**40, 2**41), ("7", 0, 1))},
+        "message_marked": {"number": 2**31, "name": TEXT, "value": NESTED[TEXT][0], "by": TEXT},
         "custom": {"name": TEXT, "data": NESTED, "step": "s"},
         "planner_note": {"text": TEXT, "step": "s"},
         "step_started": {"step": "s", "name": TEXT, "parent": "p"},

@@ -17,6 +17,7 @@ from turnwise.memory.stores.conformance import (
     ledger,
     listing,
     records,
+    search,
     sessions,
     webhooks,
 )
@@ -26,6 +27,7 @@ LAWS: tuple[Law, ...] = (
     *(*sessions.LAWS, *listing.LAWS, *commits.LAWS, *records.LAWS, *forks.LAWS, *failures.LAWS),
     *deliveries.LAWS,
     *webhooks.LAWS,
+    *search.LAWS,
     *ledger.LAWS,
 )
 """All laws, in order."""

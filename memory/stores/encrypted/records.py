@@ -104,13 +104,13 @@ async def open_session(texts: Unsealing, session: SessionRecord) -> SessionRecor
 
 
 def seal_turn(key: UserKey, session: SessionKey, turn: TurnRecord) -> TurnRecord:
-    sealed = _seal(key, _turn_place(session, turn), [turn.stop_reason, turn.metadata])
-    return replace(turn, stop_reason=None, metadata=sealed)
+    sealed = _seal(key, _turn_place(session, turn), [turn.stop_reason, turn.metadata, turn.marks])
+    return replace(turn, stop_reason=None, metadata=sealed, marks=FrozenDict())
 
 
 async def open_turn(texts: Unsealing, session: SessionKey, turn: TurnRecord) -> TurnRecord:
-    stop_reason, metadata = await _open(texts, _turn_place(session, turn), turn.metadata)
-    return replace(turn, stop_reason=stop_reason, metadata=freeze(metadata))
+    stop_reason, metadata, marks = await _open(texts, _turn_place(session, turn), turn.metadata)
+    return replace(turn, stop_reason=stop_reason, metadata=freeze(metadata), marks=freeze(marks))
 
 
 def seal_run(key: UserKey, run: RunRecord) -> RunRecord:

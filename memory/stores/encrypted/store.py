@@ -34,13 +34,14 @@ from turnwise.memory.stores.encrypted.records import (
     seal_webhook,
 )
 from turnwise.memory.stores.encrypted.settings import Encryption
+from turnwise.memory.stores.search.records import MessageText
 from turnwise.memory.stores.store_owner import Shared, StoreOwner, rivals
 
 
 class EncryptedStore(Shared):
     """A `SessionStore` that encrypts records and stores them in another store.
 
-    It encrypts blocks; kinds and bodies of events; titles of sessions; metadata of sessions and turns;
+    It encrypts blocks; kinds and bodies of events; titles of sessions; metadata of sessions and turns; marks;
     parameters of sessions and runs; payloads of deliveries and why they failed; secrets of webhooks, with the key of
     their user, or of the user "default" if they are told of all users' sessions; and
     labels, types of answers, reasons, stop reasons, states of calls and fingerprints of runs.
@@ -87,6 +88,7 @@ class EncryptedStore(Shared):
         turn: TurnRecord | None = None,
         also: Spans = (),
         deliveries: Sequence[Delivery] = (),
+        texts: Sequence[MessageText] = (),
     ) -> SessionRecord:
         secret = await self._keys.of(session.user_id)
         sealed = turn and seal_turn(secret, session.key, turn)

@@ -76,6 +76,7 @@ from turnwise.memory.stores.redis.rows import (
 from turnwise.memory.stores.redis.scripts import VERSION
 from turnwise.memory.stores.redis.settings import SettingsCheck
 from turnwise.memory.stores.redis.write_scripts import WRITES
+from turnwise.memory.stores.search.records import MessageText
 from turnwise.memory.values.ids import digest_of, new_key
 from turnwise.memory.values.records import record_text
 
@@ -141,6 +142,7 @@ class RedisStore(RedisDatabase):
         turn: TurnRecord | None = None,
         also: Spans = (),
         deliveries: Sequence[Delivery] = (),
+        texts: Sequence[MessageText] = (),
     ) -> SessionRecord:
         check_session_names(session)
         additions = [DeliveryChange(None, check_delivery(delivery)) for delivery in deliveries]

@@ -31,6 +31,7 @@ from turnwise.memory.stores.sql.rows import (
 )
 from turnwise.memory.stores.sql.sqlite_file import begin_writing
 from turnwise.memory.stores.sql.statements import Row, Statements
+from turnwise.memory.stores.sql.texts import TextIndex, TextRow
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,12 @@ class CommitRows:
     """The other rows to write, by kind, in the order in which the kinds are written."""
     changed_deliveries: tuple[str, ...]
     """The deliveries that are changed, removed or received."""
+    texts: tuple[TextRow, ...]
+    """The texts to find by search."""
+    turns_without_texts: tuple[int, ...]
+    """The indices of turns whose texts are deleted first."""
+    wipes: bool
+    """Whether nothing of deleted texts may stay in the file."""
 
 
 class CommitWriter:
@@ -59,7 +66,7 @@ class CommitWriter:
     rest of the group need not wait. A SQLite file has one writer and no row locks.
     """
 
-    def __init__(self, sql: Statements, dialect: sa.Dialect, lock_timeout_s: float) -> None:
+    def __init__(self, sql: Statements, dialect: sa.Dialect, texts: TextIndex, lock_timeout_s: float) -> None:
         driver: Any = dialect.loaded_dbapi
         self._put_session = sql.put_session
         self._kinds = (
@@ -78,6 +85,7 @@ class CommitWriter:
             sql.drop_received,
             sql.add_spent,
         )
+        self._texts = texts
         self._compares = (sql.put_delivery, sql.drop_delivery, sql.drop_received)
         self._lock_timeout_s = lock_timeout_s
         self._is_sqlite = dialect.name == "sqlite"
@@ -110,7 +118,18 @@ class CommitWriter:
         other_rows = tuple([kind.bind(row) for row in rows] for kind, rows in zip(self._kinds, kinds, strict=True))
         compared = [*(before for before, _ in deliveries if before), *commit.received]
         changed = tuple(delivery.delivery_id for delivery in compared)
-        return CommitRows(of, epoch, time.monotonic(), key, session, other_rows, changed)
+        return CommitRows(
+            of,
+            epoch,
+            time.monotonic(),
+            key,
+            session,
+            other_rows,
+            changed,
+            texts=tuple(self._texts.row_of(key, of.user_id, text) for text in commit.texts),
+            turns_without_texts=tuple({*commit.dropped_turns, *commit.dropped_texts}),
+            wipes=bool(commit.cleared_blocks),
+        )
 
     def write(self, cursor: Any, group: Sequence[CommitRows]) -> list[Exception | None]:
         """Write the commits of the group that can be written. Return for each its error, or None if it was written.
@@ -169,11 +188,19 @@ class CommitWriter:
         Returns the cursors that know how many of the deliveries to change were as they had to be.
         """
         compared: list[Any] = []
+        for commit in group:
+            if commit.turns_without_texts:  # before their blocks are cleared
+                self._texts.drop(cursor, commit.key, commit.of.user_id, commit.turns_without_texts)
         for kind, rows in zip(self._kinds, zip(*(commit.other_rows for commit in group), strict=True), strict=True):
             if all_rows := list(chain.from_iterable(rows)):
                 if kind in self._compares:
                     compared.append(cursor.connection.cursor())
                 kind.write(compared[-1] if kind in self._compares else cursor, all_rows)
+        if texts := [text for commit in group for text in commit.texts]:
+            self._texts.insert(cursor, texts)
+        for commit in group:
+            if commit.wipes:
+                self._texts.wipe(cursor, commit.key)
         return compared
 
     def _pipeline(self, cursor: Any) -> AbstractContextManager[object]:

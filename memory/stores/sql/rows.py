@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
@@ -15,7 +16,7 @@ from turnwise.memory.conversation.ledger import NUMBERS, LedgerKey
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.runs import RUN_CHANGES, RunRecord
 from turnwise.memory.conversation.sessions import SESSION_CHANGES, SessionKey, SessionRecord
-from turnwise.memory.conversation.spans import Spans
+from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.records import Delivery
@@ -38,7 +39,7 @@ _KEY_DIGITS = 19
 
 
 _SPANS = ("prompt", "appended", "input", "output", "carried", "removed")
-_TURN_TEXTS = {*_SPANS, "usage", "stop_reason", "metadata"}
+_TURN_TEXTS = {*_SPANS, "usage", "stop_reason", "metadata", "marks"}
 _RUN_TEXTS = {
     *("labels", "why", "usage", "stop_reason", "calls", "params", "output"),
     *("instructions", "tools", "trace"),
@@ -93,10 +94,16 @@ _OWN_LOG = 0
 the key 0."""
 
 
-def _spans_text(spans: Spans, own: int) -> str:
+def spans_text(spans: Spans, own: int) -> str:
+    """Return spans as JSON; those of a session's own log are short."""
     name = str(own)
     texts = [f"[{_OWN_LOG if log == name else int(log)},{start},{stop}]" for log, start, stop in spans]
     return f"[{','.join(texts)}]"
+
+
+def read_spans(spans: Iterable[tuple[int, int, int]], own: int) -> Spans:
+    """Return the spans that `spans_text` wrote, from their JSON."""
+    return tuple(Span(str(own if log == _OWN_LOG else log), start, stop) for log, start, stop in spans)
 
 
 _SESSION_FIELDS = [field.name for field in fields(SessionRecord) if field.name not in ("log", "usage")]
@@ -173,6 +180,13 @@ def read_session(row: Any) -> SessionRecord:
     )
 
 
+def read_title(title: Any) -> str | None:
+    """Return the title of a session from its column; None if it cannot be read."""
+    with suppress(ValueError, TypeError):
+        return str(pydantic_core.from_json(title)) if title else None
+    return None
+
+
 def turn_row(key: int, turn: TurnRecord) -> dict[str, Any]:
     return {
         "session": key,
@@ -181,17 +195,18 @@ def turn_row(key: int, turn: TurnRecord) -> dict[str, Any]:
         "turn_id": turn.turn_id,
         "run_id": turn.run_id,
         "status": turn.status,
-        "prompt": _spans_text(turn.prompt, key),
-        "appended": _spans_text(turn.appended, key) if turn.appended else None,
-        "input": _spans_text(turn.input, key),
-        "output": _spans_text(turn.output, key),
-        "carried": _spans_text(turn.carried, key) if turn.carried else None,
+        "prompt": spans_text(turn.prompt, key),
+        "appended": spans_text(turn.appended, key) if turn.appended else None,
+        "input": spans_text(turn.input, key),
+        "output": spans_text(turn.output, key),
+        "carried": spans_text(turn.carried, key) if turn.carried else None,
         "usage": _usage_text(turn.usage),
         "stop_reason": to_json(turn.stop_reason),
         "created_at": turn.created_at,
         "metadata": to_json(turn.metadata or None),
         "forgotten": turn.forgotten or None,
-        "removed": _spans_text(turn.removed, key) if turn.removed else None,
+        "removed": spans_text(turn.removed, key) if turn.removed else None,
+        "marks": to_json(turn.marks or None),
     }
 
 
@@ -203,10 +218,7 @@ def read_turn(row: Any, key: SessionKey) -> TurnRecord:
         values = _values(row, _TURN_FIELDS, _TURN_TEXTS)
         for name in _SPANS:
             if name in values:
-                spans = values[name]
-                values[name] = [
-                    (str(row.session if log == _OWN_LOG else log), start, stop) for log, start, stop in spans
-                ]
+                values[name] = read_spans(values[name], row.session)
         return record_of(TurnRecord, values | {"index": row.idx, "forgotten": bool(row.forgotten)})
 
     return decoded(f"turn {key.session_id}#{row.idx}", decode)

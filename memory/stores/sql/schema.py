@@ -69,6 +69,7 @@ sessions = Table(
     Column("ttl_s", Double),
     Column("model", Text),
     Column("params", Text),
+    Column("marks", BigInteger, nullable=False),
     *(Column(name, BigInteger if number is int else Double, nullable=False) for name, number in USAGE.items()),
     UniqueConstraint("user_id", "session_id"),
     Index("turnwise_sessions_created", "created_at", "key"),
@@ -115,6 +116,7 @@ turns = Table(
     Column("metadata", Text),
     Column("forgotten", Boolean),
     Column("removed", Text),
+    Column("marks", Text),
     PrimaryKeyConstraint("session", "idx"),
 )
 _has_ttl = sessions.c.ttl_s.is_not(None)

@@ -56,6 +56,7 @@ from turnwise.memory.stores.base import (
     parse_due_cursor,
 )
 from turnwise.memory.stores.group_commit import GroupCommit
+from turnwise.memory.stores.search.records import MessageText, TextFilter, TextHit, parse_hit_cursor
 from turnwise.memory.stores.sql import schema
 from turnwise.memory.stores.sql.commits import CommitRows, CommitWriter, attempt
 from turnwise.memory.stores.sql.database import insert_into
@@ -76,6 +77,7 @@ from turnwise.memory.stores.sql.rows import (
 )
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 from turnwise.memory.stores.sql.statements import Statement, read_first, read_page, statements_of, summed
+from turnwise.memory.stores.sql.texts import text_index
 from turnwise.memory.values.corrupt_records import UNDECODABLE
 from turnwise.memory.values.ids import new_key
 from turnwise.memory.values.records import record_of, record_text
@@ -149,7 +151,8 @@ class SQLStore(SecureDeleteDatabase):
     def __init__(self, url: str, *, lock_timeout_s: float = 30.0, connections: int = 4) -> None:
         super().__init__(url, lock_timeout_s=lock_timeout_s, connections=connections)
         self._sql = statements_of(self._engine.dialect)
-        self._commits = CommitWriter(self._sql, self._engine.dialect, lock_timeout_s)
+        self._texts = text_index(self._engine.dialect)
+        self._commits = CommitWriter(self._sql, self._engine.dialect, self._texts, lock_timeout_s)
         self._group = GroupCommit[CommitRows](self._threads, self._commit_group)
         self._verb_group = GroupCommit[_Job](self._threads, self._do_jobs)
 
@@ -159,6 +162,7 @@ class SQLStore(SecureDeleteDatabase):
         turn: TurnRecord | None = None,
         also: Spans = (),
         deliveries: Sequence[Delivery] = (),
+        texts: Sequence[MessageText] = (),
     ) -> SessionRecord:
         check_session_names(session)
         for delivery in deliveries:
@@ -178,6 +182,9 @@ class SQLStore(SecureDeleteDatabase):
                 self._sql.insert_borrowed(connection, [{"session": key, **_bounds(span)} for span in borrowed])
             if turn:
                 self._sql.put_turn(connection, [turn_row(key, turn)])
+            if texts:
+                rows = [self._texts.row_of(key, session.user_id, text) for text in texts]
+                self._texts.insert(_cursor(connection), rows)
             self._insert_deliveries(connection, key, deliveries)
             return replace(session, log=str(key))
 
@@ -305,6 +312,17 @@ class SQLStore(SecureDeleteDatabase):
         done = iter(self._transact(partial(self._commits.write, group=in_time)))
         self._check_after()
         return [error or next(done) for error in late]
+
+    async def search_texts(self, texts: TextFilter, *, cursor: str | None = None, limit: int = 20) -> list[TextHit]:
+        before = parse_hit_cursor(cursor)
+        check_limit(limit)
+        return await self._read_snapshot(
+            lambda connection: self._texts.search(_cursor(connection), texts, before, limit)
+        )
+
+    async def count_texts(self, texts: TextFilter, *, limit: int) -> int:
+        check_limit(limit)
+        return await self._read_snapshot(lambda connection: self._texts.count(_cursor(connection), texts, limit))
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
         def read(connection: sa.Connection) -> list[str]:
@@ -561,6 +579,9 @@ class SQLStore(SecureDeleteDatabase):
             borrowed = schema.borrowed.c
             logs = {row_key, *connection.scalars(sa.select(borrowed.log).where(borrowed.session == row_key))}
             turns = connection.execute(sa.delete(schema.turns).where(schema.turns.c.session == row_key)).rowcount
+            self._texts.drop(_cursor(connection), row_key, key.user_id, None)
+            if row.log_size:  # otherwise it never had a text
+                self._texts.wipe(_cursor(connection), row_key)
             own = (schema.ledger.c.user_id == key.user_id) & (schema.ledger.c.session_id == key.session_id)
             self._rename_in_ledger(connection, own, session_id="")
             for table in (schema.borrowed, schema.runs, schema.events, schema.deliveries):
@@ -657,6 +678,11 @@ class SQLStore(SecureDeleteDatabase):
     async def _has_delivery(self, user_id: str, delivery_id: str) -> bool:
         values = {"user_id": user_id, "delivery_id": delivery_id}
         return await self._read(lambda connection: self._sql.stored_id(connection, values).one_or_none() is not None)
+
+
+def _cursor(connection: sa.Connection) -> Any:
+    """Return a cursor of the driver in this transaction."""
+    return connection.connection.cursor()
 
 
 def _bounds(span: Span) -> dict[str, int]:

@@ -15,6 +15,7 @@ from turnwise.cli.doctor import doctor
 from turnwise.cli.listing import ls, runs, schedules
 from turnwise.cli.mcp import mcp
 from turnwise.cli.memory import memory
+from turnwise.cli.search import marks, search
 from turnwise.cli.serve import serve
 from turnwise.cli.session_control import approve, cancel, end, fork, reject, rm, say, schedule, unschedule
 from turnwise.cli.show import show
@@ -33,7 +34,7 @@ app = typer.Typer(
 
 app.command(cls=ChatCommand)(chat)
 changes = (say, schedule, unschedule, cancel, approve, reject, end, rm, fork)
-for command in (ls, show, runs, schedules, usage, *changes, export):
+for command in (ls, show, search, marks, runs, schedules, usage, *changes, export):
     app.command(cls=Command)(command)
 app.command("import", cls=Command)(import_)
 app.command(cls=Command)(sweep)

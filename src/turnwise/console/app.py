@@ -21,6 +21,7 @@ from turnwise.console.pages.conversation import conversation_page
 from turnwise.console.pages.hosts import hosts_page
 from turnwise.console.pages.memories import memories_page
 from turnwise.console.pages.schedules import schedules_page
+from turnwise.console.pages.search import search_page
 from turnwise.console.pages.sessions import sessions_page
 from turnwise.console.pages.usage import usage_page
 from turnwise.console.pages.webhooks import webhooks_page
@@ -125,6 +126,7 @@ def _add_pages() -> None:
     ui.add_head_html(STYLE, shared=True)
     ui.page("/sessions")(sessions_page)
     ui.page("/session")(conversation_page)
+    ui.page("/search")(search_page)
     ui.page("/schedules")(schedules_page)
     ui.page("/webhooks")(webhooks_page)
     ui.page("/memories")(memories_page)

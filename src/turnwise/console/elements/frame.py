@@ -19,6 +19,7 @@ from turnwise.memory.values.plain_text import plain
 
 PAGES = {
     "sessions": "Sessions",
+    "search": "Search",
     "schedules": "Schedules",
     "webhooks": "Webhooks",
     "memories": "Memories",

@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Coroutine, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from nicegui import ui
@@ -24,6 +25,7 @@ from turnwise.console.pages.live import Live
 from turnwise.console.pages.schedules import SessionSchedules
 from turnwise.errors import InvalidInputError, NoActiveRunError, NotFoundError, RunNotFoundError
 from turnwise.memory.conversation.blocks import AnyBlock, User
+from turnwise.memory.conversation.codec import to_json
 from turnwise.memory.conversation.turns import OPEN_STATUSES
 from turnwise.memory.conversation.views.chat_messages import ChatMessage
 
@@ -35,6 +37,12 @@ REFRESH_S = 1.5
 
 GATHER_S = 0.1
 """How long stored events are gathered before the turns are read again, in seconds."""
+
+THUMB = "thumb"
+"""The mark that the console sets, `up` or `down`."""
+
+_MARK_CHARS = 200
+"""How many characters of a mark are shown."""
 
 _KINDS = {"failed": "bad", "interrupted": "bad", "queued": "busy"}
 
@@ -258,7 +266,9 @@ class _Conversation:
         order = sorted(self._messages)
         for place, index in enumerate(order):
             messages = [self._messages[index][key] for key in sorted(self._messages[index])]
-            made_from = tuple((message.turn_status, message.versions, message.blocks) for message in messages)
+            made_from = tuple(
+                (message.turn_status, message.versions, message.blocks, message.marks) for message in messages
+            )
             if index in self._turns and self._turns[index][0] == made_from:
                 continue
             if index not in self._turns:
@@ -277,6 +287,7 @@ class _Conversation:
         for message in messages:
             for block in message.blocks:
                 show_block(block, self._session.user_id)
+            self._show_marks(message)
         last = messages[-1]
         with tag("div", "foot"):
             tag("span", "", f"Turn {index}")
@@ -309,6 +320,32 @@ class _Conversation:
             tag("button", "button quiet", label, type="button", disabled=True, aria_label=name)
         else:
             button(label, lambda: self._choose(index), "quiet", aria_label=name)
+
+    def _show_marks(self, message: ChatMessage) -> None:
+        """Show the marks of a message, and at answers two thumbs."""
+        has_thumbs = self._can_change and message.role == "assistant" and message.text.strip()
+        if message.turn_status in OPEN_STATUSES or not (has_thumbs or message.marks):
+            return
+        thumb = message.marks.get(THUMB)
+        with tag("div", "row small marks"):
+            for name, mark in sorted(message.marks.items()):
+                if name != THUMB or not has_thumbs:
+                    value = mark.value if isinstance(mark.value, str) else to_json(mark.value)
+                    tag("span", "badge", f"{name}: {value}"[:_MARK_CHARS], title=mark.by or "")
+            for value, label, sign in (("up", "Good answer", "👍"), ("down", "Bad answer", "👎")) if has_thumbs else ():
+                is_set = thumb is not None and thumb.value == value
+                button(
+                    sign,
+                    partial(self._mark, message, None if is_set else value),
+                    "quiet",
+                    aria_label=label,
+                    aria_pressed="true" if is_set else "false",
+                )
+
+    async def _mark(self, message: ChatMessage, value: str | None) -> None:
+        identity = self._frame.viewer.identity
+        await self._session.mark(message, THUMB, value, by=identity.user_id if identity else None)
+        self._frame.wake.set()
 
     async def _show_earlier(self) -> None:
         if self._earlier:

@@ -54,6 +54,8 @@ from turnwise.memory.conversation.views.chat_messages import ChatMessage
 from turnwise.memory.conversation.views.steps import Step
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.stores.base import Page
+from turnwise.memory.stores.search.finding import SearchHit
+from turnwise.memory.stores.search.records import SearchedRole
 from turnwise.memory.values.frozen_json import plain_json
 from turnwise.memory.values.limits import MAX_BLOCKS, MAX_MESSAGES, MAX_NAMES
 from turnwise.strategies.compaction import Compaction
@@ -621,6 +623,18 @@ class SessionCount(Shown):
     sessions: int
 
 
+class MarkShown(Shown):
+    """A mark of a message."""
+
+    name: str
+    value: Any
+    """Any JSON but null."""
+    by: str | None
+    """Who set it."""
+    at: float
+    """When it was set, in seconds since the epoch."""
+
+
 class MessageShown(Shown):
     """A prompt with what is attached to it, a piece of an answer with its tool calls, or results of tools."""
 
@@ -641,6 +655,8 @@ class MessageShown(Shown):
     """Whether it is still being answered."""
     versions: list[int]
     """The indexes of the versions of its turn, by age, its own included."""
+    marks: dict[str, MarkShown]
+    """Its marks, by name."""
     blocks: list[AnyBlock]
 
 
@@ -674,6 +690,37 @@ class VersionShown(Shown):
     """The turn's."""
     is_shown: bool
     """Whether the conversation has this one now."""
+
+
+class SearchHitShown(Shown):
+    """A message that a search has found."""
+
+    id: str
+    """The id of the message."""
+    session_id: str
+    title: str | None
+    """The title of the session."""
+    agent: str | None
+    turn_index: int
+    number: int
+    role: SearchedRole
+    at: float
+    snippet: str
+    """A part of the message's text around the first match."""
+    ranges: list[tuple[int, int]]
+    """Where in `snippet` the matches are: starts and stops, in characters."""
+
+
+class SearchPage(Shown):
+    """A page of messages that a search has found."""
+
+    items: list[SearchHitShown]
+    cursor: str | None
+    """Pass it to get the next page; null if there is none."""
+
+    @classmethod
+    def of(cls, page: Page[SearchHit]) -> Self:
+        return cls(items=[SearchHitShown.model_validate(hit) for hit in page], cursor=page.cursor)
 
 
 class TurnShown(Shown):

@@ -34,6 +34,7 @@ from turnwise.http.native.models import (
     OpenSession,
     RunShown,
     RunsOfSession,
+    SearchPage,
     SessionCount,
     SessionOpened,
     SessionPage,
@@ -62,6 +63,9 @@ from turnwise.memory.conversation.sessions import SessionStatus
 from turnwise.memory.conversation.spans import join, places
 from turnwise.memory.conversation.views.chat_messages import parse_place
 from turnwise.memory.stores.base import SessionOrder
+from turnwise.memory.stores.search.finding import SearchOrder
+from turnwise.memory.stores.search.query import MAX_QUERY_CHARS
+from turnwise.memory.stores.search.records import SearchedRole
 from turnwise.memory.values.limits import MAX_NAMES
 
 router = APIRouter(
@@ -72,6 +76,9 @@ router = APIRouter(
 )
 
 MAX_LIMIT = 1000
+
+MAX_HITS = 100
+"""The most hits of a page: each takes a read of its message."""
 
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many at most.")]
 Agents = Annotated[bool, Query(description="Also the sessions of agents that runs have called.")]
@@ -142,6 +149,30 @@ async def count_sessions(
 ) -> SessionCount:
     count = await caller.manager.count(user_id=caller.user_id, agent=agent, status=status, agents=agents)
     return SessionCount(sessions=count)
+
+
+@router.get("/search", summary="Search what was said", responses=documented(409))
+async def search_messages(
+    caller: RequestCaller,
+    *,
+    text: Annotated[
+        str, Query(min_length=1, max_length=MAX_QUERY_CHARS, description='Words, and "phrases in quotes".')
+    ],
+    order: Annotated[SearchOrder, Query(description="The newest first, or the best match first.")] = "newest",
+    session_id: Annotated[str | None, Query(description="Only in this session.")] = None,
+    agent: Agent = None,
+    agents: Agents = False,
+    role: Annotated[SearchedRole | None, Query(description="Only prompts, or only answers.")] = None,
+    since: Annotated[float | None, Query(description="Only if the time is not before this one.")] = None,
+    until: Annotated[float | None, Query(description="Only if the time is before this one.")] = None,
+    mark: Annotated[str | None, Query(description="Only messages that have a mark of this name.")] = None,
+    cursor: Cursor = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_HITS, description="How many at most.")] = 20,
+) -> SearchPage:
+    """All words must occur. The last one may be the beginning of a word. 409 says that the store cannot search."""
+    query: dict[str, Any] = {"order": order, "session_id": session_id, "agent": agent, "agents": agents, "role": role}
+    query |= {"since": since, "until": until, "mark": mark, "cursor": cursor, "limit": limit}
+    return SearchPage.of(await caller.manager.search(caller.user_id, text, **query))
 
 
 @router.delete("/user", summary="Delete all sessions and memories of the user")

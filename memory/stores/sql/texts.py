@@ -1,0 +1,410 @@
+"""The index of what was said, in SQLite's FTS5 and in PostgreSQL's text search.
+
+Both have the words of each message with a prefix that names the user, so a search reads nothing of other users, and
+takes no longer for them. Neither keeps texts: these are in the blocks.
+
+FTS5 takes ten times as long for one text at a time as for many. So a commit stores only the row of a text; each
+`BATCH` texts, a commit adds the words of all new ones to the index. A search reads the texts that are not in it yet.
+
+FTS5 deletes by adding: the words of a deleted text stay in the file until they are merged with their deletions. So a
+commit that wipes texts merges the index of the session: all of it, as SQLite before 3.42 has no other way. To bound the
+time, sessions are spread over `PARTS` indexes.
+"""
+
+# ruff: noqa: S608 - names of tables and conditions are constants of this file; values are parameters
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import heapq
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+
+from turnwise.memory.conversation.branches import Branch, is_shown
+from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.stores.base import NO_CALLER
+from turnwise.memory.stores.search.query import Query
+from turnwise.memory.stores.search.records import MessageText, TextFilter, TextHit, text_of_blocks
+from turnwise.memory.stores.search.words import plain_words
+from turnwise.memory.stores.sql import schema
+from turnwise.memory.stores.sql.rows import read_spans, read_title, spans_text
+from turnwise.memory.values.ranges import MAX_COUNT
+
+PARTS = 16
+"""How many indexes a SQLite file has. A session's texts are all in one."""
+
+_COLUMNS = ("session", "idx", "number", "role", "at", "spans")
+
+
+BATCH = 128
+"""How many texts are added to the index at once."""
+
+_LOOK_EVERY = 16
+"""How many texts are stored until a commit looks how many are not in the index."""
+
+
+@dataclass(frozen=True)
+class TextRow:
+    """A text as a row, and its words for the index of PostgreSQL."""
+
+    row: tuple[Any, ...]
+    words: str = ""
+
+
+class TextIndex(Protocol):
+    """Writes and searches the index within a transaction, on the driver's own cursor."""
+
+    def row_of(self, key: int, user_id: str, text: MessageText) -> TextRow:
+        """Return the row of a text of a session."""
+
+    def insert(self, cursor: Any, rows: Sequence[TextRow]) -> None:
+        """Insert texts of one or several sessions, whose blocks are stored."""
+
+    def drop(self, cursor: Any, key: int, user_id: str, turns: Sequence[int] | None) -> None:
+        """Delete the texts of these turns of a session; of all if None. Call it before their blocks are deleted."""
+
+    def wipe(self, cursor: Any, key: int) -> None:
+        """Remove what `drop` has left of deleted words in the part of the index that a session is in."""
+
+    def search(self, cursor: Any, texts: TextFilter, before: int, limit: int) -> list[TextHit]:
+        """See `Searchable.search_texts`.
+
+        Args:
+            before: see `parse_hit_cursor`.
+        """
+
+    def count(self, cursor: Any, texts: TextFilter, limit: int) -> int:
+        """See `Searchable.count_texts`."""
+
+
+def text_index(dialect: sa.Dialect) -> TextIndex:
+    """Return the index of a dialect."""
+    return SQLiteTexts() if dialect.name == "sqlite" else PostgresTexts()
+
+
+@lru_cache(maxsize=1000)
+def _prefix(user_id: str) -> str:
+    """Return what the words of a user's texts begin with: 7 letters and digits, which other users may have too."""
+    digest = hashlib.blake2b(user_id.encode(errors="surrogatepass"), digest_size=5).digest()
+    return base64.b32encode(digest).decode().lower()[:_PREFIX_CHARS]
+
+
+_PREFIX_CHARS = 7
+
+
+def _row(key: int, text: MessageText) -> tuple[Any, ...]:
+    return key, text.turn_index, text.number, text.role, text.at, spans_text(text.spans, key)
+
+
+class SQLiteTexts:
+    """The index in SQLite's FTS5."""
+
+    def row_of(self, key: int, user_id: str, text: MessageText) -> TextRow:
+        return TextRow(_row(key, text))
+
+    def insert(self, cursor: Any, rows: Sequence[TextRow]) -> None:
+        if rows:
+            cursor.execute(_TABLE_SQLITE)
+            cursor.execute(_INDEX)
+        for text in rows:
+            cursor.execute(_INSERT_SQLITE, text.row)
+        newest = cursor.lastrowid if rows else 0
+        if newest % _LOOK_EVERY < len(rows):
+            indexed = _indexed(cursor)
+            while newest - indexed >= BATCH:
+                indexed = self._index(cursor, indexed, newest)
+
+    def _index(self, cursor: Any, indexed: int, newest: int) -> int:
+        """Add the next texts to the index; return the id of the last one."""
+        rows = cursor.execute(_NEXT, (indexed, BATCH)).fetchall()
+        parts = set(_parts(cursor))
+        for text_id, key, spans, user_id in rows:
+            if (part := _part(key)) not in parts:
+                cursor.execute(f"CREATE VIRTUAL TABLE {part} {_FTS}")
+                parts.add(part)
+            words = _document(_prefix(user_id), _stored_text(cursor, key, spans))
+            cursor.execute(f"INSERT INTO {part} (rowid, words) VALUES (?, ?)", (text_id, words))
+        last = rows[-1][0] if rows else newest
+        _set_indexed(cursor, last)
+        return int(last)
+
+    def drop(self, cursor: Any, key: int, user_id: str, turns: Sequence[int] | None) -> None:
+        if not _has_texts(cursor):
+            return
+        part, prefix = _part(key), _prefix(user_id)
+        of_turns = "" if turns is None else " AND idx IN (SELECT value FROM json_each(?))"
+        values = (key,) if turns is None else (key, json.dumps([*turns]))
+        rows = cursor.execute(f"SELECT id, spans FROM turnwise_texts WHERE session = ?{of_turns}", values).fetchall()
+        if not rows:
+            return
+        indexed = _indexed(cursor)
+        for text_id, spans in rows:
+            if text_id <= indexed:
+                words = _document(prefix, _stored_text(cursor, key, spans))
+                cursor.execute(f"INSERT INTO {part} ({part}, rowid, words) VALUES ('delete', ?, ?)", (text_id, words))
+        cursor.execute(f"DELETE FROM turnwise_texts WHERE session = ?{of_turns}", values)
+        (newest,) = cursor.execute("SELECT coalesce(max(id), 0) FROM turnwise_texts").fetchone()
+        if newest < indexed:  # SQLite gives the ids above it again
+            _set_indexed(cursor, newest)
+
+    def wipe(self, cursor: Any, key: int) -> None:
+        if (part := _part(key)) in _parts(cursor):
+            cursor.execute(f"INSERT INTO {part} ({part}) VALUES ('optimize')")
+
+    def search(self, cursor: Any, texts: TextFilter, before: int, limit: int) -> list[TextHit]:
+        if not _has_texts(cursor):
+            return []
+        conditions, values = _conditions(texts, "?")
+        indexed = _indexed(cursor)
+        rows = list(itertools.islice(self._new(cursor, texts, indexed, before), limit))
+        if len(rows) < limit:
+            query = _fts_query(_prefix(texts.user_id), texts.query)
+            indexed_rows: list[tuple[Any, ...]] = []
+            for part in _parts(cursor):
+                # CROSS JOIN, so that the index is read first, in its order, and only as far as needed.
+                statement = (
+                    f"SELECT {_SELECTED} FROM {part} w CROSS JOIN turnwise_texts t ON t.id = w.rowid "
+                    f"CROSS JOIN turnwise_sessions s ON s.key = t.session "
+                    f"WHERE w.words MATCH ? AND w.rowid < ? AND {conditions} ORDER BY w.rowid DESC LIMIT ?"
+                )
+                indexed_rows += cursor.execute(statement, (query, before, *values, limit - len(rows))).fetchall()
+            rows += heapq.nlargest(limit - len(rows), indexed_rows, key=itemgetter(0))
+        return [_hit(row) for row in rows]
+
+    def _new(self, cursor: Any, texts: TextFilter, indexed: int, before: int) -> Iterator[tuple[Any, ...]]:
+        """Yield the matching rows that are not in the index yet, the newest first."""
+        conditions, values = _conditions(texts, "?")
+        statement = (
+            f"SELECT {_SELECTED} FROM turnwise_texts t CROSS JOIN turnwise_sessions s ON s.key = t.session "
+            f"WHERE t.id > ? AND t.id < ? AND {conditions} ORDER BY t.id DESC"
+        )
+        for row in cursor.execute(statement, (indexed, before, *values)).fetchall():
+            if texts.query.matches(_stored_text(cursor, row[1], row[6])):
+                yield row
+
+    def count(self, cursor: Any, texts: TextFilter, limit: int) -> int:
+        if not _has_texts(cursor):
+            return 0
+        conditions, values = _conditions(texts, "?")
+        query = _fts_query(_prefix(texts.user_id), texts.query)
+        count = sum(1 for _ in itertools.islice(self._new(cursor, texts, _indexed(cursor), MAX_COUNT), limit))
+        for part in _parts(cursor):
+            if count >= limit:
+                break
+            statement = (
+                f"SELECT count(*) FROM (SELECT 1 FROM {part} w CROSS JOIN turnwise_texts t ON t.id = w.rowid "
+                f"CROSS JOIN turnwise_sessions s ON s.key = t.session WHERE w.words MATCH ? AND {conditions} LIMIT ?)"
+            )
+            count += cursor.execute(statement, (query, *values, limit - count)).fetchone()[0]
+        return int(count)
+
+
+class PostgresTexts:
+    """The index in PostgreSQL's text search: a GIN index of the words, which are stored beside each row."""
+
+    def row_of(self, key: int, user_id: str, text: MessageText) -> TextRow:
+        prefix = _prefix(user_id)
+        lexemes = [f"'{prefix}{word}':{place}" for place, word in enumerate(plain_words(text.text), 1)]
+        return TextRow(_row(key, text), " ".join(lexemes))
+
+    def insert(self, cursor: Any, rows: Sequence[TextRow]) -> None:
+        if rows:
+            cursor.executemany(_INSERT_POSTGRES, [(*text.row, text.words) for text in rows])
+
+    def drop(self, cursor: Any, key: int, user_id: str, turns: Sequence[int] | None) -> None:
+        if turns is None:
+            cursor.execute("DELETE FROM turnwise_texts WHERE session = %s", (key,))
+        else:
+            cursor.execute("DELETE FROM turnwise_texts WHERE session = %s AND idx = ANY(%s)", (key, [*turns]))
+
+    def wipe(self, cursor: Any, key: int) -> None:
+        """Do nothing: PostgreSQL overwrites what was deleted when it vacuums, as with all rows."""
+
+    def search(self, cursor: Any, texts: TextFilter, before: int, limit: int) -> list[TextHit]:
+        conditions, values = _conditions(texts, "%s")
+        statement = (
+            f"SELECT {_SELECTED} {_MATCHING_POSTGRES} AND t.id < %s AND {conditions} ORDER BY t.id DESC LIMIT %s"
+        )
+        cursor.execute(statement, (_tsquery(_prefix(texts.user_id), texts.query), before, *values, limit))
+        return [_hit(row) for row in cursor.fetchall()]
+
+    def count(self, cursor: Any, texts: TextFilter, limit: int) -> int:
+        conditions, values = _conditions(texts, "%s")
+        statement = f"SELECT count(*) FROM (SELECT 1 {_MATCHING_POSTGRES} AND {conditions} LIMIT %s) AS hits"
+        cursor.execute(statement, (_tsquery(_prefix(texts.user_id), texts.query), *values, limit))
+        return int(cursor.fetchone()[0])
+
+
+_SELECTED = (
+    "t.id, t.session, t.idx, t.number, t.role, t.at, t.spans, s.session_id, s.user_id, s.title AS title, s.agent, "
+    "s.branches"
+)
+
+_MATCHING_POSTGRES = (
+    "FROM turnwise_texts t JOIN turnwise_sessions s ON s.key = t.session WHERE t.words @@ CAST(%s AS tsquery)"
+)
+
+_NEXT = (
+    "SELECT t.id, t.session, t.spans, s.user_id FROM turnwise_texts t CROSS JOIN turnwise_sessions s "
+    "ON s.key = t.session WHERE t.id > ? ORDER BY t.id LIMIT ?"
+)
+
+_INSERT_SQLITE = f"INSERT INTO turnwise_texts ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+_INSERT_POSTGRES = (
+    f"INSERT INTO turnwise_texts ({', '.join(_COLUMNS)}, words) "
+    f"VALUES ({', '.join(['%s'] * len(_COLUMNS))}, CAST(%s AS tsvector))"
+)
+
+_PART_NAMES = [f"turnwise_words_{number}" for number in range(PARTS)]
+
+_FTS = (
+    "USING fts5(words, content='', columnsize=0, tokenize=\"unicode61 remove_diacritics 0 categories 'L* N* M* Co'\")"
+)
+
+
+def _ddl(statement: str) -> sa.DDL:
+    make: Any = sa.DDL
+    ddl: sa.DDL = make(statement)
+    return ddl
+
+
+_ROW = (
+    "session BIGINT NOT NULL, idx BIGINT NOT NULL, number BIGINT NOT NULL, role TEXT NOT NULL, "
+    "at DOUBLE PRECISION NOT NULL, spans TEXT NOT NULL"
+)
+"""The columns of a text: which message it is of, and where its blocks are. Ids grow in the order of storing."""
+
+_TABLE_SQLITE = f"CREATE TABLE IF NOT EXISTS turnwise_texts (id INTEGER PRIMARY KEY, {_ROW})"
+_TABLE_POSTGRES = (
+    f"CREATE TABLE turnwise_texts (id BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY, {_ROW}, "
+    "words tsvector NOT NULL)"
+)
+_INDEX = "CREATE INDEX IF NOT EXISTS turnwise_texts_session ON turnwise_texts (session, idx)"
+
+for _statement in (
+    _TABLE_POSTGRES,
+    _INDEX,
+    "CREATE INDEX turnwise_texts_words ON turnwise_texts USING gin (words)",
+):
+    sa.event.listen(schema.turns, "after_create", _ddl(_statement).execute_if(dialect="postgresql"))
+
+
+def _has_texts(cursor: Any) -> bool:
+    """Return whether a text was ever stored: the table is made with the first one, so that empty files stay small."""
+    return cursor.execute("SELECT 1 FROM sqlite_master WHERE name = 'turnwise_texts'").fetchone() is not None
+
+
+def _parts(cursor: Any) -> list[str]:
+    """Return the names of the indexes that there are: each is made with its first text, since it takes 12 kB."""
+    names = {name for (name,) in cursor.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    return [name for name in _PART_NAMES if name in names]
+
+
+def _part(key: int) -> str:
+    return _PART_NAMES[key % PARTS]
+
+
+def _indexed(cursor: Any) -> int:
+    """Return the id up to which texts are in the index."""
+    row = cursor.execute("SELECT value FROM turnwise_meta WHERE name = 'indexed_texts'").fetchone()
+    return int(row[0]) if row else 0
+
+
+def _set_indexed(cursor: Any, text_id: int) -> None:
+    cursor.execute("INSERT OR REPLACE INTO turnwise_meta (name, value) VALUES ('indexed_texts', ?)", (str(text_id),))
+
+
+def _document(prefix: str, text: str) -> str:
+    return " ".join([f"{prefix}{word}" for word in plain_words(text)])
+
+
+def _stored_text(cursor: Any, key: int, spans: str) -> str:
+    """Return the text of a message from its blocks; an empty one if they cannot be read."""
+    bodies: list[str] = []
+    with suppress(ValueError, KeyError, TypeError, AttributeError):
+        for log, start, stop in read_spans(json.loads(spans), key):
+            rows = cursor.execute(_BODIES, (int(log), start, stop)).fetchall()
+            bodies += (body for (body,) in rows)
+        return text_of_blocks(bodies)
+    return ""
+
+
+_BODIES = "SELECT body FROM turnwise_blocks WHERE log = ? AND at >= ? AND at < ? ORDER BY at"
+
+
+def _conditions(texts: TextFilter, place: str) -> tuple[str, list[Any]]:
+    conditions: dict[str, Any] = {
+        "s.user_id =": texts.user_id,
+        "s.agent =": texts.agent,
+        "s.session_id =": texts.session_id,
+        "s.called_by =": None if texts.agents else NO_CALLER,
+        "t.role =": texts.role,
+        "t.at >=": texts.since,
+        "t.at <": texts.until,
+    }
+    used = {condition: value for condition, value in conditions.items() if value is not None}
+    values = [*used.values(), *([] if texts.mark is None else [texts.mark])]
+    has_mark = [] if texts.mark is None else [_HAS_MARK[place]]
+    return " AND ".join([*(f"{condition} {place}" for condition in used), *has_mark]), values
+
+
+_HAS_MARK = {
+    "?": "EXISTS ("
+    "SELECT 1 FROM turnwise_turns m, json_each(m.marks) message, json_each(message.value) mark "
+    "WHERE m.session = t.session AND m.idx = t.idx AND m.marks IS NOT NULL "
+    "AND message.key = CAST(t.number AS TEXT) AND mark.key = ?)",
+    "%s": "EXISTS ("
+    "SELECT 1 FROM turnwise_turns m WHERE m.session = t.session AND m.idx = t.idx AND m.marks IS NOT NULL "
+    "AND (CAST(replace(m.marks, '\\u0000', '\\u0020') AS json) -> CAST(t.number AS text) -> CAST(%s AS text)) "
+    "IS NOT NULL)",
+}
+"""The condition that a text's message has a mark, by how the driver takes parameters. PostgreSQL reads no JSON with the
+character NUL."""
+
+
+def _fts_query(prefix: str, query: Query) -> str:
+    """Return a query for FTS5. Words have no quotes, so each term is a string of it."""
+    terms = (
+        f'"{" ".join(f"{prefix}{word}" for word in term.words)}"{"*" if term.is_prefix else ""}' for term in query.terms
+    )
+    return " AND ".join(terms)
+
+
+def _tsquery(prefix: str, query: Query) -> str:
+    """Return a query for PostgreSQL. Words have no quotes, so each is a lexeme in quotes."""
+
+    def lexeme(word: str, *, is_prefix: bool) -> str:
+        return f"'{prefix}{word}'{':*' if is_prefix else ''}"
+
+    return " & ".join(
+        " <-> ".join(
+            lexeme(word, is_prefix=term.is_prefix and index == len(term.words) - 1)
+            for index, word in enumerate(term.words)
+        )
+        for term in query.terms
+    )
+
+
+def _hit(row: Sequence[Any]) -> TextHit:
+    text_id, session, index, number, role, at, spans, session_id, user_id, title, agent, branches = row
+    return TextHit(
+        session=SessionKey(session_id, user_id),
+        title=read_title(title),
+        agent=agent,
+        turn_index=index,
+        number=number,
+        role=role,
+        at=at,
+        spans=read_spans(json.loads(spans), session),
+        cursor=str(text_id),
+        is_shown=not branches or is_shown(tuple(Branch(*pair) for pair in json.loads(branches)), index),
+    )

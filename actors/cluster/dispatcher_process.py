@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from turnwise.actors.cluster.actor_names import FOR_EVER, dispatcher_name, find_
 from turnwise.actors.cluster.actor_settings import ActorSettings
 from turnwise.actors.cluster.actor_spec import ActorSpec
 from turnwise.actors.cluster.actors.dispatcher_actor import LEAVE_S, DispatcherActor, DispatcherAssignment
+from turnwise.actors.cluster.actors.switched_engines import note_engine
 from turnwise.actors.cluster.addressees import Addressees
 from turnwise.actors.cluster.calls.actor_waiting import reached
 from turnwise.actors.cluster.node_choice import nodes_for
@@ -50,6 +51,10 @@ _LOOKS = EventLoop("turnwise-dispatchers")
 """The event loop of the looks of this process's managers."""
 
 
+def _find_none(engine_id: str) -> None:
+    """Find no engine: a manager that opens a store sends nothing."""
+
+
 class DispatcherProcess:
     """The `Alarm` of a store on Ray: one named, detached actor of the namespace, which Ray restarts wherever it dies.
 
@@ -58,6 +63,7 @@ class DispatcherProcess:
 
     Args:
         placement, spec: those of the sessions' processes.
+        find_engine: returns the pickled engine of an id, if this process has it.
         leave_s: when the actor leaves, if this creates it: see `DispatcherAssignment`.
     """
 
@@ -68,8 +74,12 @@ class DispatcherProcess:
         placement: Dedicated | Packed,
         spec: ActorSpec,
         *,
+        find_engine: Callable[[str], bytes | None] = _find_none,
         leave_s: float = LEAVE_S,
     ) -> None:
+        self._find_engine = find_engine
+        self._noted: set[str] = set()
+        """The engines that this process has noted for others."""
         self._assignment = DispatcherAssignment(namespace, store_id, placement, leave_s)
         self._spec = spec
         self._actor: Any = None
@@ -78,12 +88,21 @@ class DispatcherProcess:
         self._addressees: Addressees | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def expect(self) -> None:
+    @property
+    def namespace(self) -> str:
+        """See `Alarm.namespace`."""
+        return self._assignment.namespace
+
+    async def expect(self, engine_ids: Collection[str] = ()) -> None:
         """See `Alarm.expect`. An actor that is new is not waited for. One that was just expected is not asked again.
 
         Raises:
             StoreError: Ray cannot start or reach the actor; nothing was stored.
         """
+        for engine_id in set(engine_ids) - self._noted:
+            if engine := self._find_engine(engine_id):
+                await asyncio.to_thread(note_engine, self.namespace, engine_id, engine)
+            self._noted.add(engine_id)
         now = time.monotonic()
         if now >= self._expected_at + EXPECTED_SHARE * self._assignment.leave_s:
             await self._expected()
@@ -138,7 +157,7 @@ class DispatcherProcess:
             await self.expect()
 
     async def _hand_over(self, delivery: Delivery) -> None:
-        self._addressees = self._addressees or Addressees(self._make_lookup)
+        self._addressees = self._addressees or Addressees(self.namespace, self._make_lookup)
         try:
             async with asyncio.timeout(HAND_OVER_S):
                 await self._addressees.deliver(delivery)

@@ -403,20 +403,16 @@ class Dispatcher:
     async def _note_failure(self, delivery: Delivery, error: Exception) -> None:
         """Store that an attempt failed, unless the delivery was carried out, changed or cancelled meanwhile.
 
-        An agent that can never begin is an error result for its caller, which is stored first. A crash in between
-        leaves both: the agent is then given up again, and its call has its result already.
+        The delivery of an agent that can never begin becomes the error result of its call.
         """
-        after: Delivery | None = self._after_failure(delivery, error)
-        due_at = after.due_at if after else None
+        after = self._after_failure(delivery, error)
         why = None if isinstance(error, SessionNotFoundError) else str(error)
-        if due_at is None and (result := refused_begin(delivery, why, self._now())):
-            with suppress(SessionNotFoundError):  # the caller was deleted too
-                await self._store.add_delivery(result)
-            after, due_at = None, result.due_at
+        if after.due_at is None:
+            after = refused_begin(delivery, why, self._now()) or after
         with suppress(DeliveryChangedError):
             await self._store.change_delivery(DeliveryChange(delivery, after))
-        if due_at is not None:
-            self.tell(due_at)
+        if after.due_at is not None:
+            self.tell(after.due_at)
 
     def _after_failure(self, delivery: Delivery, error: Exception) -> Delivery:
         now, settings = self._now(), self._settings

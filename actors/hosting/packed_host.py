@@ -337,11 +337,14 @@ class PackedHost:
         if override and not override.is_for_runs and not self._resources.has(override.engine_id):
             self._drop_override(key)  # more managers' engines came by than a process caches
             override = None
+        is_chosen = override is not None
         override = override or EngineOverride(self._resources.engine_id)
         core = self._resources.make_core(key, override)
         save = partial(self._save_override, key)
         waits = Waits("max_session_waits", self._limits.max_session_waits, self._waits)
-        resident = SessionService(core, override, self._resources, save, self._node_id, waits=waits)
+        resident = SessionService(
+            core, override, self._resources, save, self._node_id, waits=waits, is_chosen=is_chosen
+        )
         self._residents[key] = resident
         return resident
 

@@ -132,7 +132,7 @@ class SessionCore:
             compaction=self.compaction,
             reads=self.reads,
         )
-        self.scheduling = Scheduling(state, transactor, self.admission, alarm)
+        self.scheduling = Scheduling(state, transactor, engines, admission=self.admission, alarm=alarm)
         self.reminders = SessionReminders(state, self.scheduling)
         driver.schedules = weakref.proxy(self.reminders)
         self.approvals = Approvals(

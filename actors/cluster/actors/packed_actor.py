@@ -188,7 +188,9 @@ class PackedActor:
             spec.engine,
             other_engines=engines,
         )
-        resources.alarm = DispatcherProcess(namespace, assignment.store_id, assignment.limits, spec)
+        resources.alarm = DispatcherProcess(
+            namespace, assignment.store_id, assignment.limits, spec, find_engine=resources.find
+        )
         host = PackedHost(
             resources,
             assignment.limits,

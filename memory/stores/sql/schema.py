@@ -207,6 +207,8 @@ deliveries = Table(
     Column("delivery_id", _SortedText, nullable=False),
     Column("user_id", Text, nullable=False),  # the session's, so that those of a user are listed by an index
     Column("to_session", Text),
+    Column("namespace", Text),
+    Column("engine_id", Text),
     Column("revision", BigInteger, nullable=False),
     Column("kind", Text, nullable=False),
     Column("payload", Text),

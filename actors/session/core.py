@@ -138,7 +138,7 @@ class SessionCore:
         self.approvals = Approvals(
             state, transactor, engines, driver=driver, joining=joining, reads=self.reads, agents=agents
         )
-        self.inbox = Inbox(state, transactor, self.admission, self.approvals, alarm)
+        self.inbox = Inbox(state, transactor, self.admission, self.approvals)
         self.forgetting = Forgetting(
             state,
             transactor,

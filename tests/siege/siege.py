@@ -354,7 +354,9 @@ class Siege:
                 continue
             is_stored = entry.token in records.tokens and (not entry.run_id or entry.run_id in records.runs)
             if not is_stored and not ledger.may_be_gone(entry):
-                ledger.violate(f"prompt {entry.token} of run {entry.run_id} was acknowledged and is lost: {ledger.when(entry)}")
+                ledger.violate(
+                    f"prompt {entry.token} of run {entry.run_id} was acknowledged and is lost: {ledger.when(entry)}"
+                )
             elif not is_stored:
                 ledger.deeds["prompt that a restore took"] += 1
                 await self._check_told(entry.run_id, entry.user)

@@ -68,7 +68,11 @@ def note_engine(namespace: str, engine_id: str, engine: bytes) -> None:
     It is for sessions that this process's sessions send something to. The `MOST_NOTED` that were noted last stay.
     """
     kept = keep(engine)
-    note(_engine_name(namespace, engine_id), pickle.dumps((time.time(), engine_id, kept), pickle.HIGHEST_PROTOCOL), [kept])
+    note(
+        _engine_name(namespace, engine_id),
+        pickle.dumps((time.time(), engine_id, kept), pickle.HIGHEST_PROTOCOL),
+        [kept],
+    )
     noted = sorted(pickle.loads(note_bytes)[:2] for note_bytes in notes(_engine_name(namespace)))
     for _, earlier_id in noted[:-MOST_NOTED]:
         drop_notes(f"{_engine_name(namespace, earlier_id)}/")

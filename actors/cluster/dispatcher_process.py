@@ -18,7 +18,7 @@ from turnwise.actors.cluster.actor_spec import ActorSpec
 from turnwise.actors.cluster.actors.dispatcher_actor import LEAVE_S, DispatcherActor, DispatcherAssignment
 from turnwise.actors.cluster.actors.switched_engines import note_engine
 from turnwise.actors.cluster.addressees import Addressees
-from turnwise.actors.cluster.calls.actor_waiting import reached
+from turnwise.actors.cluster.calls.actor_waiting import presence, reached
 from turnwise.actors.cluster.node_choice import nodes_for
 from turnwise.actors.hosting.identity import pickled
 from turnwise.actors.hosting.placement import Dedicated, Packed
@@ -37,6 +37,12 @@ MAX_CALLS = 1000
 
 EXPECTED_SHARE = 0.2
 """For this share of the time for which an actor stays that is expected, it is not told so again."""
+
+ANSWER_S = 2.0
+"""How long the actor may take to say that it stays before Ray is asked whether it has a process, in seconds."""
+
+EXPECT_S = 20.0
+"""How long whoever stores a delivery waits for an actor that stays, in seconds. Its session changes nothing then."""
 
 HAND_OVER_S = 0.25
 """How long the addressee of a delivery may take before the actor is told of it, too, in seconds."""
@@ -94,7 +100,9 @@ class DispatcherProcess:
         return self._assignment.namespace
 
     async def expect(self, engine_ids: Collection[str] = ()) -> None:
-        """See `Alarm.expect`. An actor that is new is not waited for. One that was just expected is not asked again.
+        """See `Alarm.expect`. An actor that is new, or that Ray starts again, is not waited for: its process will stay.
+
+        One that was just expected is not asked again.
 
         Raises:
             StoreError: Ray cannot start or reach the actor; nothing was stored.
@@ -112,11 +120,13 @@ class DispatcherProcess:
         """Return the actor that is expected."""
         pauses = GrowingPauses(0.02, 0.5)
         try:
-            while (actor := await self._try_to_expect()) is None:  # noqa: ASYNC110 - Ray sets no event here
-                await asyncio.sleep(pauses.next_s())
-        except (RayError, NoProcessError) as error:
+            async with asyncio.timeout(EXPECT_S):
+                while (actor := await self._try_to_expect()) is None:  # noqa: ASYNC110 - Ray sets no event here
+                    await asyncio.sleep(pauses.next_s())
+        except (RayError, NoProcessError, TimeoutError) as error:
             self._actor = None
-            reason = f"the process that begins scheduled runs cannot be reached ({error})"
+            why = str(error) or f"it has not answered within {EXPECT_S:g} s"
+            reason = f"the process that begins scheduled runs cannot be reached ({why})"
             remedy = "schedules are stored while it can be: try again"
             raise StoreError(f"store {self._assignment.store_id}: {reason}; {remedy}") from error
         return actor
@@ -181,13 +191,17 @@ class DispatcherProcess:
             actor = None  # unless it is told, it leaves or has ended
 
     async def _try_to_expect(self) -> Any:
-        """Return the actor if it runs, or will, and stays; None if it leaves or has left."""
+        """Return the actor if it runs, or will, and stays; None if it leaves, has left, or does not answer."""
         actor = self._actor or await asyncio.to_thread(self._find)
         if actor is None:
             self._actor = await asyncio.to_thread(self._make)
             return self._actor
         try:
-            self._actor = actor if await reached(actor, actor.expect.remote()) else None
+            async with asyncio.timeout(ANSWER_S):
+                self._actor = actor if await reached(actor, actor.expect.remote()) else None
+        except TimeoutError:
+            is_coming = (await asyncio.to_thread(presence, actor)).is_coming
+            self._actor = actor if is_coming else None
         except RayActorError as error:
             self._actor = None
             if error.actor_init_failed:

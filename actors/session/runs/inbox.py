@@ -183,6 +183,8 @@ class Inbox:
             return False
         end = await self._end_of(agent) if text is None else _AgentEnd(text, True, None, Usage())
         (call_id, state), run = call, end.run
+        if run and run.is_open:  # the store went back to before this delivery was stored
+            raise DeliveryChangedError(delivery.session_id, delivery.delivery_id)
         restarts = state.agent.get("restarts") if run and run.state == "interrupted" else 0
         if run and restarts and await self._approvals.begin_again(run_id, call_id, run):
             return False

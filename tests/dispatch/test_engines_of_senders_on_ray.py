@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from processes.large_settings import end_all
 from turnwise.actors.client.blocking.manager import SessionManager
-from turnwise.actors.hosting.placement import InProcess
+from turnwise.actors.hosting.placement import Dedicated, InProcess, Packed, Placement
 from turnwise.engines import EngineBuilder, FunctionEngine, agent_tool
 from turnwise.memory.conversation.turns import Turn
 from turnwise.testing.scripted_engine import ScriptedEngine
@@ -40,3 +45,27 @@ def test_agents_of_two_bots_answer_with_the_engines_of_their_callers() -> None:
         assert answers(support, "one") == ["support", "support is done"]
         assert answers(sales, "two") == ["sales", "sales is done"]
         assert answers(support, "three") == ["support", "support is done"]
+
+
+@pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
+@pytest.mark.parametrize("namespaces", [1, 2])
+def test_agents_of_two_bots_on_one_ray_answer_with_the_engines_of_their_callers(
+    make_ray_manager: Callable[..., SessionManager],
+    namespace: str,
+    placement: Placement,
+    namespaces: int,
+    tmp_path: Path,
+) -> None:
+    """With two namespaces, the dispatcher of the first one has the lease."""
+    support = make_ray_manager(engine=a_bot("support"), placement=placement)
+    assert answers(support, "one") == ["support", "support is done"]
+    other = namespace if namespaces == 1 else f"{namespace}-sales"
+    url = f"sqlite:///{tmp_path}/chats.db"
+    try:
+        with SessionManager(url, engine=a_bot("sales"), placement=placement, namespace=other) as sales:
+            assert answers(sales, "two") == ["sales", "sales is done"]
+            assert answers(support, "three") == ["support", "support is done"]
+            assert answers(sales, "four") == ["sales", "sales is done"]
+    finally:
+        if namespaces > 1:
+            end_all(other)

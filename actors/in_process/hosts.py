@@ -197,7 +197,8 @@ class Host:
             raise answer.error
 
     async def _ask(self, message: Message) -> Any:
-        return pickle.loads(await asyncio.wrap_future(self.submit(message.pickled())))
+        answer: bytes = await asyncio.wrap_future(self.submit(message.pickled()))
+        return pickle.loads(answer)
 
     def _leave(self) -> None:
         LOOP.submit(self._close_stores())

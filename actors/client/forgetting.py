@@ -1,6 +1,8 @@
-"""`forget`: deletes a user's sessions and webhooks, and what memories keep for the user."""
+"""`forget` and `clear`: remove what a user's sessions and memories keep."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from turnwise.actors.client import steps
 from turnwise.actors.client.session_host import AsyncSessionHost
@@ -9,7 +11,7 @@ from turnwise.actors.client.store_reads import AsyncStoreReads
 from turnwise.actors.client.webhooks import AsyncWebhook
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.memory.attached import Eraser
-from turnwise.errors import CorruptRecordError
+from turnwise.errors import CorruptRecordError, SessionInUseError, SessionNotFoundError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.base import Scope, is_read_only
 from turnwise.memory.longterm.retention.deletion import Erasure
@@ -57,3 +59,22 @@ async def forget(client: SessionsClient, store: AsyncStoreReads, user_id: str, *
     if working := client.working_memory:
         notes = await steps.run(client.portal, forget_apart, working, scope)
     return report + Forgotten(items=items, erased=erased, notes=notes, webhooks=len(webhooks), was_checked=verify)
+
+
+async def clear(
+    client: SessionsClient, store: AsyncStoreReads, user_id: str, agent: str | None, **options: Any
+) -> Forgotten:
+    """Clear a user's sessions, one after the other; see `SessionManager.clear`."""
+    report, cursor = Forgotten(), None
+    while True:
+        page = await store.ask("query", user_id=user_id, agent=agent, cursor=cursor, limit=_PAGE)
+        for key in [*(session.key for session in page), *page.unreadable]:
+            try:
+                report += await AsyncSessionHost(client, SessionRef(key)).clear(**options)
+            except SessionInUseError:
+                report += Forgotten(in_use=(key.session_id,))
+            except SessionNotFoundError:
+                continue  # it was deleted meanwhile
+        if page.cursor is None:
+            return report
+        cursor = page.cursor

@@ -76,7 +76,7 @@ class Addressees:
             await asyncio.sleep(pauses.next_s())
 
     async def _find(self) -> DedicatedLookup | PackedLookup:
-        if self._lookup is None:
-            async with self._finding:
-                self._lookup = self._lookup or await asyncio.to_thread(self._make_lookup)
-        return self._lookup
+        async with self._finding:
+            if (lookup := self._lookup) is None:
+                lookup = self._lookup = await asyncio.to_thread(self._make_lookup)
+        return lookup

@@ -97,6 +97,9 @@ class Dispatcher:
     If two work nevertheless, since one was frozen, no delivery is carried out twice: the session's commit refuses the
     second, and what has the id of a delivery to another session is begun once.
 
+    What a session of its process addresses to another one is handed over without being read from the store: see
+    `hand_over`.
+
     It sleeps until the next delivery is due, and asks the store once every `idle_s` seconds meanwhile. Deliveries of
     one session are handed over one after the other, those of different sessions at once. So a slow session delays no
     other, until `concurrency` of them are slow. A user who has `concurrency_each` under way is passed over, so a user

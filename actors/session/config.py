@@ -44,6 +44,10 @@ class SessionConfig:
     prices: Mapping[str, Price] = field(default_factory=dict)
     """The prices of models, by name; required if a budget limits the cost."""
 
+    title: Literal["auto"] | None = None
+    """"auto": the engine gives a session that has no title one, from its first turn, once that has ended: by a model
+    call of its own, which delays nothing and counts as the session's usage. None: callers give titles."""
+
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     """What sessions recall from long-term memory and save in it."""
 

@@ -18,6 +18,7 @@ from turnwise.actors.session.history.block_removals import Removals
 from turnwise.actors.session.history.forgetting import Forgetting
 from turnwise.actors.session.history.forking import Forking
 from turnwise.actors.session.history.importing import Importing
+from turnwise.actors.session.history.titles import Titles
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
 from turnwise.actors.session.memory.unsaved_turns import SavingProgress
@@ -106,6 +107,7 @@ class SessionCore:
         self.compaction = WindowCompaction(state, transactor, engines, tasks, plans)
         self.next_window = NextWindow(state, transactor, engines, plans, self.compaction)
         fitting = RequestFitting(state, transactor, plans, self.compaction, self.retrieval)
+        titles = Titles(state, transactor, engines, spending, tasks)
         joining = PromptJoining(state, engines, spending)
         agents = AgentCalls(state, spending)
         driver = RunDriver(
@@ -121,6 +123,7 @@ class SessionCore:
             ingestion=self.ingestion,
             progress=progress,
             agents=agents,
+            titles=titles,
         )
         self._recovery = Recovery(state, transactor, engines, driver, self.ingestion)
         self.admission = RunAdmission(

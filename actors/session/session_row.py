@@ -11,6 +11,7 @@ from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
 from turnwise.errors import InvalidInputError, shown
+from turnwise.memory.conversation.events import TitleChanged
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.stores.encrypted.records import is_sealed
@@ -58,7 +59,8 @@ class SessionRow:
                     reason = "it looks like encrypted metadata: choose other names"
                     raise InvalidInputError("metadata", shown(plain), reason)
             if changed != session:
-                await self._transactor.commit(changed)
+                events = [(TitleChanged, {"title": changed.title})] if changed.title != session.title else []
+                await self._transactor.commit(changed, events)
             return self._journal.session
 
         return await self._transactor.run(change)

@@ -507,6 +507,13 @@ class CompactionFailed(Event):
     usage: Usage | None = None
 
 
+class TitleChanged(Event):
+    """The session has another title: its engine or a caller gave it, or a caller removed it."""
+
+    kind: Literal["title_changed"] = "title_changed"
+    title: str | None = None
+
+
 class SessionEnded(Event):
     """The session has ended and accepts no more runs."""
 
@@ -576,6 +583,7 @@ AnyEvent = Annotated[
     | WindowCompacted
     | InputReplaced
     | CompactionFailed
+    | TitleChanged
     | SessionEnded
     | SessionReverted
     | UnknownEvent,
@@ -691,6 +699,7 @@ __all__ = [
     "StoresBlocks",
     "TextDelta",
     "ThinkingDelta",
+    "TitleChanged",
     "ToolEnded",
     "ToolStarted",
     "TurnForgotten",

@@ -89,8 +89,7 @@ class Delivery(Record):
     def run_id(self) -> str:
         """The id of the run that this occurrence begins. It is the same each time the occurrence is attempted.
 
-        So an addition that is repeated finds the run, and so does an attempt after one that failed although its run is
-        stored: no commit has both the run and a delivery to another session.
+        So an addition that is repeated finds the run, and so does an attempt after one whose answer was lost.
         """
         if self.to_session is not None:
             return self.delivery_id

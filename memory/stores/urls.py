@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from turnwise.errors import ConfigError, StoreURLError
+from turnwise.memory.values.collection_pauses import importing
 
 if TYPE_CHECKING:
     from turnwise.memory.stores.base import SessionStore
@@ -110,7 +111,8 @@ def open_store(url: str) -> SessionStore:
 
         return RedisStore(url)
     if scheme in SQL_SCHEMES:
-        from turnwise.memory.stores.sql.store import SQLStore  # takes 0.15 s, so only processes that need it
+        with importing("sqlalchemy"):
+            from turnwise.memory.stores.sql.store import SQLStore  # takes 0.15 s, so only processes that need it
 
         return SQLStore(url)
     from turnwise.memory.stores.plugins import open_registered

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
+from turnwise.memory.values.collection_pauses import importing
+
 
 def exports(module: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of a public module, by the stub beside its file."""
@@ -20,7 +22,8 @@ def exports(module: str, file: str) -> tuple[Callable[[str], object], Callable[[
         if name not in lookup:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         home, its_name = lookup[name]
-        owner = import_module(home)
+        with importing(home):
+            owner = import_module(home)
         return getattr(owner, its_name) if hasattr(owner, its_name) else import_module(f"{home}.{its_name}")
 
     return find, lambda: sorted(lookup), sorted(lookup)

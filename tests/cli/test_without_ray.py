@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -176,6 +177,9 @@ def test_webhooks_are_added_listed_changed_and_removed(commands: Commands, tmp_p
     changed = run("change", store, webhook_id, "--disable", "--url", "https://example.org/b", "--event", "run.failed")
     assert changed == f"webhook {webhook_id} is disabled, and tells https://example.org/b of run.failed\n"
     assert json.loads(run("change", store, webhook_id, "--enable", "--json"))["is_enabled"] is True
+    fresh = run("rotate-secret", store, webhook_id).strip()
+    assert fresh.startswith("whsec_") and fresh != secret
+    assert json.loads(run("rotate-secret", store, webhook_id, "--secret", secret, "--json"))["secret"] == secret
     assert rows(run("failed", store, webhook_id)) == []
     assert run("send-again", store, webhook_id) == "calls that are sent again: 0\n"
     assert run("rm", store, webhook_id, "--yes") == f"webhook {webhook_id} is deleted\n"
@@ -263,6 +267,10 @@ def test_a_tree_of_agents_is_shown_with_their_states(commands: Commands, tmp_pat
         ("researcher", 1),
         ("assistant", 2),
     ] * 2
+    assert [row["session"] for row in rows(commands.run("ls", store)[1])] == ["chat"]
+    assert len(rows(commands.run("ls", store, "--agents")[1])) == 5
+    header = commands.run("show", store, "chat", "--user", "ann")[1].splitlines()[0]
+    assert re.search(r"  \d+ tokens \(\d+ by agents\)  ", header), header
     for words in (["--tree", "--as-sent"], ["--tree", "-n", "1"]):
         assert commands.run("show", store, "chat", "--user", "ann", *words)[0] == 2
     assert commands.end() == 0, "nothing of Ray was imported"

@@ -74,7 +74,8 @@ CASES = [
     Case("count", (), 1, 1, 0, 2),
     Case("usage", (), True, False, False, True),
     Case("check_store", (), TypeError, TypeError, TypeError, None),
-    Case("forget", (), 0, 0, 0, TypeError),  # of those who have nothing
+    Case("clear", (), 0, 0, 0, TypeError),  # of those who have nothing
+    Case("forget", (), 0, 0, 0, TypeError),
     Case("sweep", (), TypeError, TypeError, TypeError, []),  # it goes over all users' sessions
 ]
 
@@ -123,7 +124,7 @@ def test_every_method_of_a_manager_reaches_only_records_of_its_user(
         for case in CASES:
             args = tuple(run_id if arg == "RUN" else arg for arg in case.args)
             verb = getattr(manager, case.verb)
-            users = [{"user_id": "carol"}, {"user_id": "dave"}] if case.verb == "forget" else [ALICE, BOB]
+            users = [{"user_id": "carol"}, {"user_id": "dave"}] if case.verb in ("clear", "forget") else [ALICE, BOB]
             expectations = zip((*users, DEFAULT, NONE), case[2:], strict=True)
             for user, expected in expectations:
                 if case.verb == "open":

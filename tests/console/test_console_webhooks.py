@@ -112,6 +112,34 @@ def test_an_operator_sees_what_failed_and_sends_it_again_by_keyboard(
     expect(page.get_by_text("There are no webhooks")).to_be_visible()
 
 
+def test_an_operator_adds_a_webhook_and_is_shown_its_secret_once(
+    service: Served, receiver: Receiver, open_page: Callable[..., Page]
+) -> None:
+    page = open_page(f"{service.url}/console/webhooks")
+    log_in(page, "root")
+    page.get_by_role("button", name="Add a webhook").click()
+    page.get_by_label("URL", exact=True).fill("http://10.0.0.1/")
+    page.get_by_role("checkbox", name="run.failed").click()
+    page.get_by_role("button", name="Add it").click()
+    expect(page.get_by_text("10.0.0.1", exact=False)).to_be_visible()
+    expect(page.get_by_role("region")).to_have_count(0)
+
+    page.get_by_role("button", name="Add a webhook").click()
+    page.get_by_label("URL", exact=True).fill(f" {receiver.url} ")
+    page.get_by_label("Sessions of this user").fill("ann")
+    page.get_by_role("checkbox", name="run.failed").click()
+    page.get_by_role("checkbox", name="The URL may lead").click()
+    page.get_by_role("button", name="Add it").click()
+    expect(page.get_by_text(re.compile("^whsec_"))).to_be_visible()
+    with api(service, "root") as client:
+        (webhook,) = client.get("/v1/webhooks").json()["items"]
+        assert (webhook["url"], webhook["events"], webhook["user_id"]) == (receiver.url, ["run.failed"], "ann")
+        page.reload()
+        expect(page.get_by_role("region", name=receiver.url)).to_contain_text("run.failed")
+        expect(page.get_by_text(re.compile("whsec_"))).to_have_count(0)
+        client.delete(f"/v1/webhooks/{webhook['id']}").raise_for_status()
+
+
 def test_a_narrow_screen_shows_it_without_scrolling_sideways(
     service: Served, receiver: Receiver, open_page: Callable[..., Page]
 ) -> None:

@@ -235,6 +235,49 @@ async def test_it_ends_also_if_it_is_told_something_as_it_is_cancelled() -> None
         assert await asyncio.wait({running}, timeout=5.0) == ({running}, set()), steps
 
 
+async def test_what_is_handed_over_is_attempted_at_once_and_not_read() -> None:
+    stage = await made()
+    async with stage.dispatching() as dispatcher:
+        await asyncio.sleep(1.0)
+        stage.asked()
+        dispatcher.hand_over([await stage.add("a", 1.0), await stage.add("b", 1.0, session=1)])
+        await asyncio.sleep(1.0)
+        assert stage.carried_out == [(1.0, "a"), (1.0, "b")] and stage.asked() == {}
+        stage.errors["c"] = SessionBusyError("s0", "run")
+        dispatcher.hand_over([await stage.add("c", 2.0)])
+        await asyncio.sleep(0.1)
+        assert (await stage.store.inner.delivery(SessionKey("s0"), "c")).attempts == 1
+        del stage.errors["c"]
+        await asyncio.sleep(10.0)
+    assert stage.keys == ["a", "b", "c"] and await stage.store.inner.deliveries() == []
+
+
+async def test_what_is_handed_over_keeps_the_bounds_and_comes_one_by_one() -> None:
+    stage = await made(sessions=4)
+    stage.takes_s = {f"s{index}": 1.0 for index in range(4)}
+    async with stage.dispatching(concurrency=2) as dispatcher:
+        await asyncio.sleep(1.0)
+        keys = [f"{session}-{number}" for number in range(3) for session in range(4)]
+        for key in keys:
+            dispatcher.hand_over([await stage.add(key, 1.0, session=int(key[0]))])
+        await asyncio.sleep(60.0)
+    assert sorted(stage.keys) == sorted(keys) and stage.most_under_way == 2
+
+
+async def test_a_dispatcher_without_the_lease_hands_nothing_over() -> None:
+    stage = await made()
+    async with stage.dispatching("first"), stage.dispatching("second") as second:
+        await asyncio.sleep(1.0)
+        stage.takes_s = {"s0": 0.5}
+        second.hand_over([await stage.add("a", 1.0)])
+        await asyncio.sleep(0.1)
+        assert stage.attempts == []
+        await asyncio.sleep(120.0)
+    second.hand_over([await stage.add("b", 1.0)])
+    await asyncio.sleep(1.0)
+    assert stage.keys == ["a"]
+
+
 async def test_a_slow_session_delays_no_other_and_its_own_come_one_by_one() -> None:
     stage = await made()
     stage.takes_s["s0"] = 20.0

@@ -518,7 +518,7 @@ async def test_a_delivery_has_the_engine_of_its_manager_until_that_has_to_make_r
     await hosting.create("a", "b")
     settings: dict[str, Any] = {"key": "k", "missed": "run_once", "if_busy": "enqueue", "options": {}}
     call = verbs.schedule(("hello",), When(after_s=60.0), delivery_id="delivery", **settings)
-    await hosting.ask("a", call, "second")
+    delivery = await hosting.ask("a", call, "second")
     await hosting.ask("b", verbs.warm())
     assert hosting.overrides == {SessionKey("a"): EngineOverride("second", is_for_runs=False)}
     again = Hosting(
@@ -526,7 +526,7 @@ async def test_a_delivery_has_the_engine_of_its_manager_until_that_has_to_make_r
     )
     for number in range(newer):
         again.bring(f"newer {number}", EchoEngine())
-    run_id = await again.ask("a", verbs.deliver("k", "delivery", 1))
+    run_id = await again.ask("a", verbs.deliver(delivery))
     assert (await again.ask("a", verbs.wait(None, run_id, ()))).state == "completed"
     (turn,) = await store.turns(SessionKey("a"))
     has_made_room = newer > MAX_CACHED

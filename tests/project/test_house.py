@@ -425,6 +425,19 @@ print([n for n in {names} if n in sys.modules], [c for c in classes if c.__pydan
     assert ran.stdout.strip() == "[] []"
 
 
+def test_a_manager_on_ray_imports_no_running_session() -> None:
+    """Those run in processes of their own, whose start waits for the manager's imports."""
+    program = """import sys
+from turnwise.actors.client.shared.runtimes import runtime_of
+from turnwise.actors.hosting.placement import Dedicated
+runtime_of(Dedicated(), "turnwise")
+from turnwise.actors.cluster import actor_lookup, dispatcher_process
+parts = "turnwise.actors.session.core", "turnwise.actors.session.runs", "turnwise.actors.session.state"
+print([name for name in sys.modules if name.startswith(parts)])"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
 def test_each_page_of_the_docs_is_in_the_navigation_of_the_site() -> None:
     nav = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]["nav"]
     listed = list(pages_in(nav))

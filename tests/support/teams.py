@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,8 +12,9 @@ from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.inference.named_engines import NamedEngines
 from turnwise.actors.inference.tools.tool import Tool
 from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.state.alarm import NO_ALARM
 from turnwise.engines import agent_tool, tool
-from turnwise.errors import SessionNotFoundError
+from turnwise.errors import SessionNotFoundError, TurnwiseError
 from turnwise.memory.conversation.blocks import ToolResult, User
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey
@@ -46,8 +47,34 @@ def asks(*tasks: str) -> ScriptedAnswer:
     return [("researcher", {"task": task}) for task in tasks]
 
 
+class HandsOver:
+    """An `Alarm` that has addressees carry deliveries out at once, whoever else reads them from the store."""
+
+    def __init__(self, receive: Callable[[Delivery], Coroutine[Any, Any, None]]) -> None:
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._receive = receive
+
+    async def expect(self) -> None:
+        """See `Alarm`."""
+
+    def tell(self, due_at: float) -> None:
+        """See `Alarm`."""
+
+    def hand_over(self, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            self.tasks.add(asyncio.create_task(self._try_to_hand_over(delivery)))
+
+    async def _try_to_hand_over(self, delivery: Delivery) -> None:
+        with suppress(TurnwiseError):  # it stays in the store
+            await self._receive(delivery)
+
+
 class Team:
-    """A session that calls agents, and their sessions, each in a process of its own."""
+    """A session that calls agents, and their sessions, each in a process of its own.
+
+    Args:
+        hands_over: whether the process of the sender hands a delivery over, besides who reads it from the store.
+    """
 
     def __init__(
         self,
@@ -55,11 +82,14 @@ class Team:
         faults: Faults | None = None,
         tools: Sequence[Tool] = (RESEARCHER,),
         engines: dict[str, Any] | None = None,
+        hands_over: bool = False,
         **settings: Any,
     ) -> None:
         self.faults = faults or Faults()
         lead = ScriptedEngine(script, tools=tools)
+        self.alarm = HandsOver(self.receive)
         self.settings: dict[str, Any] = {
+            "alarm": self.alarm if hands_over else NO_ALARM,
             "engine": NamedEngines({"lead": lead, "research": FunctionEngine(find_out), **(engines or {})}),
             "config": SessionConfig(
                 **{"cancel_grace_s": 0.1, "idle_s": 1e9, "on_lost": "resume", "max_resumes": 9, **settings}

@@ -1,7 +1,9 @@
 # Made from actors/client/forgetting.py by `make blocking`: change that file.
-"""`forget`: deletes a user's sessions and webhooks, and what memories keep for the user."""
+"""`forget` and `clear`: remove what a user's sessions and memories keep."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.blocking.session_host import SessionHost
@@ -10,7 +12,7 @@ from turnwise.actors.client.blocking.webhooks import Webhook
 from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.memory.attached import Eraser
-from turnwise.errors import CorruptRecordError
+from turnwise.errors import CorruptRecordError, SessionInUseError, SessionNotFoundError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.base import Scope, is_read_only
 from turnwise.memory.longterm.retention.deletion import Erasure
@@ -58,3 +60,20 @@ def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: b
     if working := client.working_memory:
         notes = steps.run(client.portal, forget_apart, working, scope)
     return report + Forgotten(items=items, erased=erased, notes=notes, webhooks=len(webhooks), was_checked=verify)
+
+
+def clear(client: SessionsClient, store: StoreReads, user_id: str, agent: str | None, **options: Any) -> Forgotten:
+    """Clear a user's sessions, one after the other; see `SessionManager.clear`."""
+    report, cursor = Forgotten(), None
+    while True:
+        page = store.ask("query", user_id=user_id, agent=agent, cursor=cursor, limit=_PAGE)
+        for key in [*(session.key for session in page), *page.unreadable]:
+            try:
+                report += SessionHost(client, SessionRef(key)).clear(**options)
+            except SessionInUseError:
+                report += Forgotten(in_use=(key.session_id,))
+            except SessionNotFoundError:
+                continue  # it was deleted meanwhile
+        if page.cursor is None:
+            return report
+        cursor = page.cursor

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self, Unpack
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.expiry import sweep
-from turnwise.actors.client.blocking.forgetting import forget
+from turnwise.actors.client.blocking.forgetting import clear, forget
 from turnwise.actors.client.blocking.importing import read_conversation, send_conversation
 from turnwise.actors.client.blocking.run_once import Once
 from turnwise.actors.client.blocking.session import Session
@@ -26,6 +26,7 @@ from turnwise.actors.client.blocking.subscriptions import EventFeed, Subscriptio
 from turnwise.actors.client.blocking.webhooks import Webhook, add_webhook
 from turnwise.actors.client.shared.arguments import (
     AgentName,
+    Count,
     EngineName,
     EventSink,
     Folder,
@@ -733,6 +734,36 @@ class SessionManager:
         self._check_writes("*", "forget")
         self._start.done()
         return forget(self._client, self._store, user_id, verify=verify)
+
+    @checked(user_id=UserId, agent=AgentName | None, keep_last=Count, memory=bool, verify=bool)
+    def clear(
+        self,
+        user_id: str,
+        *,
+        agent: str | None = None,
+        keep_last: int = 0,
+        memory: bool = True,
+        verify: bool = False,
+    ) -> Forgotten:
+        """Clear all of a user's sessions, those of agents included, as `Session.clear` does.
+
+        The sessions stay, and so does what memories keep apart from them; `forget` deletes that, too. Each is cleared
+        in a commit of its own. The call may be repeated, and must be if it fails halfway.
+
+        Args:
+            agent: only sessions of this agent.
+            keep_last, memory, verify: see `Session.clear`.
+
+        Raises:
+            LongTermMemoryError: memories failed; the sessions that come later were not cleared.
+
+        Returns:
+            what was removed. Its `in_use` names the sessions that a run was using, and that were left as they are.
+        """
+        self._check_writes("*", "clear")
+        self._start.done()
+        options = {"keep_last": keep_last, "memory": memory, "verify": verify}
+        return clear(self._client, self._store, user_id, agent, **options)
 
     @checked(archive=Folder | None, memory=bool)
     def sweep(self, archive: str | Path | None = None, *, memory: bool = False) -> Swept:

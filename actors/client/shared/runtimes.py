@@ -5,6 +5,7 @@ from __future__ import annotations
 from turnwise.actors.hosting.placement import InProcess, Placement
 from turnwise.actors.hosting.runtime import Runtime
 from turnwise.errors import ConfigError
+from turnwise.memory.values.collection_pauses import importing
 
 
 def runtime_of(placement: Placement, namespace: str) -> Runtime:
@@ -18,7 +19,8 @@ def runtime_of(placement: Placement, namespace: str) -> Runtime:
 
         return InProcessRuntime(namespace, placement)
     try:
-        from turnwise.actors.cluster.runtime import RayRuntime
+        with importing("ray"):
+            from turnwise.actors.cluster.runtime import RayRuntime
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise

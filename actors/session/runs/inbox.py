@@ -232,15 +232,23 @@ class Inbox:
     async def _cancel(self, delivery: Delivery) -> None:
         """Cancel the run of an agent that is not wanted any more, and wait for its end. It never begins later.
 
-        A run that is about to begin, as its caller had not ended yet, is stored once `prove_ownership` returns.
+        A run that is about to begin, as its caller had not ended yet, is stored once `prove_ownership` returns. The
+        store is asked first, since a session that was ever restored tells of a run that it lacks as of one that was
+        lost, each time.
         """
-        agent, why = self._state.session_id, f"run of session {delivery.session_id!r} has ended"
-        try:
-            await self._admission.cancel(why, agent)
-        except RunNotFoundError:
+        if not await self._has_cancelled(delivery):
             await self._admission.prove_ownership()
-            with suppress(RunNotFoundError):
-                await self._admission.cancel(why, agent)
+            await self._has_cancelled(delivery)
+
+    async def _has_cancelled(self, delivery: Delivery) -> bool:
+        """Cancel the run of this agent, and wait for its end; return whether it has begun."""
+        run_id, user_id = self._state.key
+        try:
+            await self._store.run(run_id, user_id)
+            await self._admission.cancel(f"run of session {delivery.session_id!r} has ended", run_id)
+        except RunNotFoundError:
+            return False
+        return True
 
 
 def _wanted_call(caller: RunRecord, agent: str) -> tuple[str, CallState] | None:

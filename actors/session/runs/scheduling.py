@@ -220,7 +220,7 @@ class Scheduling:
     async def cancel(self, key: str) -> bool:
         """Remove a delivery; return whether there was one. A run that it has begun goes on.
 
-        A message that is being delivered meanwhile may arrive nevertheless.
+        A message that is being delivered meanwhile arrives, or is removed.
         """
         await self._transactor.loaded()
 

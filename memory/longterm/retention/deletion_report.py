@@ -25,6 +25,8 @@ class Forgotten:
     """Texts of working memory."""
     webhooks: int = 0
     """Webhooks that were told of the user's sessions alone."""
+    in_use: tuple[str, ...] = ()
+    """The ids of sessions that had a run, so `SessionManager.clear` removed nothing of them."""
     items: Mapping[str, int] = field(default_factory=dict)
     """Items deleted from long-term memories, by the name of the memory."""
     erased: Mapping[str, Erasure] = field(default_factory=dict)

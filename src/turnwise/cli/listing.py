@@ -64,6 +64,7 @@ def ls(
     agent: OfAgent = None,
     status: Annotated[Literal["active", "ended"] | None, typer.Option(help="Only with this status.")] = None,
     title: Annotated[str | None, typer.Option(help="Only with this part of a title.")] = None,
+    agents: Annotated[bool, typer.Option("--agents", help="Also those of agents that other sessions called.")] = False,
     limit: Limit = 50,
     cursor: Cursor = None,
     history: History = None,
@@ -71,6 +72,7 @@ def ls(
 ) -> None:
     """List sessions, the ones used last first."""
     query = {"user_id": user, "agent": agent, "status": status, "title": title, "limit": limit, "cursor": cursor}
+    query["agents"] = agents
     run(_ls(store, history, query, as_json))
 
 

@@ -13,7 +13,7 @@ import typer
 
 from turnwise.cli.common import AsJson, History, SessionId, Store, User, find_session, missing, reading, run
 from turnwise.cli.output import console, harmless, is_terminal, one_line, print_json, write
-from turnwise.console.elements.text import ago, number
+from turnwise.console.elements.text import ago, number, tokens_spent
 from turnwise.errors import ConfigError, NotFoundError, RunNotFoundError, TurnNotFoundError
 from turnwise.memory.values.ranges import MAX_COUNT
 
@@ -240,10 +240,9 @@ def _lines(content: Shown | Turn | Sent | Tree) -> Iterator[Line]:
 def _transcript(shown: Shown) -> Iterator[Line]:
     info, now = shown.info, time.time()
     record = info.session
-    spent = record.usage.input_tokens + record.usage.output_tokens
     state = "ended" if record.status == "ended" else "idle" if info.active_run_id is None else "active"
     facts = [record.title, f"user {record.user_id}", record.agent and f"agent {record.agent}", state]
-    facts += [f"{number(record.next_index)} turns", f"{number(spent)} tokens"]
+    facts += [f"{number(record.next_index)} turns", tokens_spent(record.usage, record.agents_usage)]
     facts += [record.parent and f"forked from {record.parent}", f"changed {ago(record.updated_at, now)}"]
     yield "  ".join(filter(None, [f"session {record.session_id}", *facts])), _HEAD
     turn: int | None = None
@@ -270,7 +269,7 @@ def _end(message: ChatMessage, record: RunRecord | None) -> Iterator[Line]:
     parts = [record.state.replace("_", " "), f"run {record.run_id}", record.model]
     if spent := record.usage:
         counted = f" ({number(spent.counted_tokens)} counted here)" if spent.counted_tokens else ""
-        parts += [f"{number(spent.input_tokens + spent.output_tokens)} tokens{counted}", f"{spent.seconds:.1f} s"]
+        parts += [f"{tokens_spent(spent, record.agents_usage)}{counted}", f"{spent.seconds:.1f} s"]
     style = "red" if record.state in ("failed", "interrupted") else _QUIET
     yield f"[{', '.join(filter(None, parts))}]" + (f" {record.why}" if record.why else ""), style
 

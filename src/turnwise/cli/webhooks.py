@@ -30,6 +30,13 @@ _MOST = 1000
 _TEXT_CHARS = 200
 
 WebhookId = Annotated[str, typer.Argument(metavar="WEBHOOK", help="The webhook, as `turnwise webhooks ls` names it.")]
+Secret = Annotated[
+    str | None,
+    typer.Option(
+        envvar="TURNWISE_WEBHOOK_SECRET",
+        help="Signs the calls: whsec_ and base64; random if omitted. Arguments can be seen: set the variable.",
+    ),
+]
 Events = Annotated[
     list[str] | None,
     typer.Option("--event", help="What it is told of, such as run.completed or run.failed; repeatable."),
@@ -75,13 +82,7 @@ def add(
     url: Annotated[str, typer.Argument(metavar="URL", help="Whom to tell: https://...")],
     *,
     events: Events = None,
-    secret: Annotated[
-        str | None,
-        typer.Option(
-            envvar="TURNWISE_WEBHOOK_SECRET",
-            help="Signs the calls: whsec_ and base64; random if omitted. Arguments can be seen: set the variable.",
-        ),
-    ] = None,
+    secret: Secret = None,
     user: Annotated[str | None, typer.Option("--user", help="Only of this user's sessions; else of all.")] = None,
     allow_private: Annotated[
         bool, typer.Option("--allow-private", help="The URL may lead inside the network, and be http://.")
@@ -140,6 +141,25 @@ def change(
         else:
             state = "enabled" if hook.is_enabled else "disabled"
             write(one_line(f"webhook {hook.id} is {state}, and tells {hook.url} of {', '.join(hook.events)}"))
+
+    run(work())
+
+
+@webhooks.command("rotate-secret", cls=Command)
+def rotate_secret(
+    store: Store,
+    webhook: WebhookId,
+    *,
+    secret: Secret = None,
+    namespace: Namespace = "turnwise",
+    as_json: AsJson = False,
+) -> None:
+    """Replace a webhook's secret; print the new one, which is shown nowhere else. For a day both sign."""
+
+    async def work() -> None:
+        async with changing(store, namespace) as manager:
+            fresh = await (await _find(manager, webhook)).rotate_secret(secret)
+        _report({"id": webhook, "secret": fresh}, fresh, as_json=as_json)
 
     run(work())
 

@@ -11,7 +11,7 @@ from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.state.alarm import NO_ALARM
+from turnwise.actors.session.state.alarm import NO_ALARM, Alarm
 from turnwise.actors.session.state.outbox import NO_OUTBOX, WebhookOutbox
 from turnwise.errors import (
     CorruptRecordError,
@@ -51,6 +51,7 @@ class World:
         engine: the engine; a `FaultyEngine` with these faults if omitted.
         store: the store, which may be shared with other worlds; a new one in memory if omitted.
         tells_webhooks: whether commits have the calls of the store's webhooks, as in processes of sessions.
+        alarm: hears of the session's deliveries.
         clock: the session's clock; None: it reads the store's when it is loaded. The loop's if omitted.
     """
 
@@ -66,6 +67,7 @@ class World:
         history: HistoryStore | None = None,
         memories: Sequence[MemorySlot] = (),
         tells_webhooks: bool = False,
+        alarm: Alarm = NO_ALARM,
         clock: Callable[[], float] | None = lambda: asyncio.get_running_loop().time(),
     ) -> None:
         self.faults = faults
@@ -78,6 +80,7 @@ class World:
         self._overflow = overflow
         self._memories = memories
         self._tells_webhooks = tells_webhooks
+        self._alarm = alarm
         self._clock = clock
         self._processes: list[Process] = []
         self.process, self.core = self._begin()
@@ -167,6 +170,7 @@ class World:
             history=self.history,
             clock=self._clock,
             off_loop=inline,
+            alarm=self._alarm,
             outbox=WebhookOutbox(self.store, NO_ALARM) if self._tells_webhooks else NO_OUTBOX,
         )
         self._processes.append(Process(f"{self.session_id}, process {len(self._processes) + 1}"))

@@ -12,15 +12,19 @@ import pytest
 from engines import ScriptedEngine
 from memories.session_memories import Book, MemoryStage
 from schedules import SESSION
+from turnwise import InProcess, LexicalMemory, SessionManager
+from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import LongTermMemoryError, SessionBusyError, SessionChangedError, StoreError, TurnNotFoundError
-from turnwise.memory.conversation.blocks import CLEARED, decode, encode
+from turnwise.memory.conversation.blocks import CLEARED, User, decode, encode
 from turnwise.memory.conversation.events import Event, PromptAppended, TurnsCleared
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
+from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.views.rebuild import rebuild
 from turnwise.memory.event_store.in_memory import InMemoryHistory
 from turnwise.memory.event_store.sql import SQLHistory
+from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.encrypted.store import EncryptedStore
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -274,3 +278,32 @@ def test_no_fault_at_any_point_leaves_a_session_half_cleared() -> None:
         assert outcome.turn and outcome.turn.parent == "session#1"
 
     assert exhaust(life)["kill"] > 20
+
+
+def test_all_sessions_of_a_user_are_cleared_but_those_that_have_a_run(tmp_path: Path) -> None:
+    def answer(turn: Turn) -> str:
+        if turn.asked[0] == User(text="busy"):
+            time.sleep(60)
+        return "noted"
+
+    memory = LexicalMemory(str(tmp_path / "items.db"))
+    sessions = [("one", "ann", "x"), ("two", "ann", None), ("used", "ann", None), ("one", "bob", "x")]
+    with SessionManager("memory://", engine=FunctionEngine(answer), memory=[memory], placement=InProcess()) as manager:
+        for name, user, agent in (
+            ("one", "ann", "x"),
+            ("two", "ann", None),
+            ("used", "ann", None),
+            ("one", "bob", "x"),
+        ):
+            manager.open(name, user_id=user, agent=agent).run(f"{user} has boats in {name}").wait()
+        run = manager.open("used", user_id="ann").run("busy")
+        assert (cleared := manager.clear("ann", agent="x")).turns == 1 and not cleared.in_use
+        cleared = manager.clear("ann", verify=True)
+        assert (cleared.turns, cleared.in_use, cleared.verified) == (1, ("used",), True)
+        chat = manager.get("used", user_id="ann")
+        chat.memory.wait()
+        assert [item.text for item in chat.memory.list()] == ["user: ann has boats in used\nassistant: noted"]
+        assert len(manager.get("one", user_id="bob").turns()) == 1 and manager.count(user_id="ann") == 3
+        run.cancel()
+        assert manager.clear("ann", keep_last=1).turns == 1 and len(chat.turns()) == 1
+        assert manager.clear("ann").turns == 1 and manager.clear("ann") == Forgotten()

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from teams import KEY, PAY, RESEARCHER, SLOW_S, Team, asks, is_waiting
+from turnwise.actors.session.state.journal import REVERTED
 from turnwise.engines import agent_tool
-from turnwise.errors import ConfigError, SessionFencedError, SessionInUseError
+from turnwise.errors import ConfigError, SessionFencedError, SessionInUseError, SessionRevertedError
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.deliveries.agent_calls import agent_id
 from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.stores.agents import agents_below, hand_back_results
@@ -150,6 +154,24 @@ async def test_a_call_that_is_cancelled_before_its_agent_begins_begins_none() ->
 
 
 @pytest.mark.virtual_time
+async def test_a_cancel_of_an_agent_whose_run_a_restore_took_is_carried_out() -> None:
+    team = await Team([asks("boats"), "done"], engines={"research": ScriptedEngine([[Pause(math.inf)]])}).begin()
+    while not await is_waiting(team):
+        await asyncio.sleep(0.01)
+    begin, *_ = await team.store.deliveries()
+    saved = copy.deepcopy(vars(team.store))
+    await team.receive(begin)
+    (agent,) = [run.run_id for run in await team.agent_runs()]
+    vars(team.store).update(saved)
+    with suppress(SessionRevertedError):
+        await team.of(agent).core.admission.append(["the agent's process learns of the restore"], "key")
+    assert await team.store.event_of_key(SessionKey(agent), REVERTED) is not None
+    await team.lead.cancel("go")
+    await team.dispatch(team.has_ended)
+    assert await team.agent_runs() == []
+
+
+@pytest.mark.virtual_time
 async def test_a_call_that_was_decided_before_its_agent_begins_begins_none() -> None:
     """Its run is still open, as it waits for another agent."""
     team = await Team([asks("boats", "trains"), "done"]).begin()
@@ -259,8 +281,33 @@ def test_agents_are_called_once_whatever_fails_or_dies() -> None:
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck
 
 
+@pytest.mark.virtual_time
+async def test_agents_answer_though_nobody_reads_the_store_for_what_is_due() -> None:
+    team = await Team([asks("a", "b"), asks("c"), "done"], hands_over=True).begin()
+    await team.lead.wait("go")
+    assert await team.results() == [("about a", False), ("about b", False), ("about c", False)]
+    assert len(await team.agent_runs()) == 3 and await team.store.deliveries() == []
+
+
+def test_agents_are_called_once_though_each_delivery_is_handed_over_by_two() -> None:
+    """By the process of its sender, and by a dispatcher, whatever fails or dies meanwhile."""
+
+    async def life(faults: Faults) -> None:
+        team = await Team([asks("a", "b"), "done"], faults, hands_over=True).begin()
+        await team.dispatch(team.has_ended)
+        await asyncio.wait(team.alarm.tasks, timeout=60.0)  # those of processes that were killed never end
+        assert await team.results() == [("about a", False), ("about b", False)]
+        assert [run.state for run in await team.runs()] == ["completed"] * 3
+        assert len(await team.store.query()) == 3 and await team.store.deliveries() == []
+        for world in team.worlds.values():
+            (await world.audit()).check()
+
+    struck = exhaust(life)
+    assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck
+
+
 class SlowRead:
-    """A store whose next read of a run takes until it is told to go on, and which says when that has begun."""
+    """A store whose first read of a run takes until it is told to go on, and which says when that has begun."""
 
     def __init__(self, inner: Any) -> None:
         self.has_read, self.goes_on = asyncio.Event(), asyncio.Event()
@@ -270,9 +317,10 @@ class SlowRead:
         return getattr(self._inner, name)
 
     async def run(self, *args: Any) -> Any:
-        run = await self._inner.run(*args)
+        is_first, run = not self.has_read.is_set(), await self._inner.run(*args)
         self.has_read.set()
-        await self.goes_on.wait()
+        if is_first:
+            await self.goes_on.wait()
         return run
 
 

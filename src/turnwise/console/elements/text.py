@@ -1,4 +1,4 @@
-"""Times, numbers and JSON as people read them: `ago`, `moment`, `number`, `json_text`."""
+"""Times, numbers and JSON as people read them: `ago`, `moment`, `number`, `tokens_spent`, `json_text`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.values.plain_text import plain
 
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
@@ -36,3 +37,9 @@ def json_text(value: Any) -> str:
 def number(value: float) -> str:
     """Return a number with its thousands apart."""
     return f"{value:,.0f}" if value == int(value) else f"{value:,.4g}"
+
+
+def tokens_spent(usage: Usage, agents: Usage) -> str:
+    """Say how many tokens were spent, and how many of them by agents that were called."""
+    own, others = (spent.input_tokens + spent.output_tokens for spent in (usage, agents))
+    return f"{number(own + others)} tokens{f' ({number(others)} by agents)' if others else ''}"

@@ -17,7 +17,7 @@ from turnwise.console.elements.blocks import show_block
 from turnwise.console.elements.dialogs import confirmed, show_report
 from turnwise.console.elements.frame import Frame, NotThereError, log_unexpected
 from turnwise.console.elements.tags import badge, button, replace_text, tag
-from turnwise.console.elements.text import moment, number
+from turnwise.console.elements.text import moment, number, tokens_spent
 from turnwise.console.pages.calls import MAX_CHARS, Calls
 from turnwise.console.pages.inspector import Inspector
 from turnwise.console.pages.live import Live
@@ -230,14 +230,13 @@ class _Conversation:
         self._show_state(info)
 
     def _show_info(self, info: SessionInfo) -> None:
-        session, spent = info.session, info.session.usage
+        session = info.session
         self._active = info.active_run_id
         self._ended = session.status == "ended"
         replace_text(self._title, session.title or session.session_id)
         self._show_state(info)
-        tokens = spent.input_tokens + spent.output_tokens
         facts = [session.session_id, f"user {session.user_id}", session.agent and f"agent {session.agent}"]
-        facts += [f"{number(session.next_index)} turns", f"{number(tokens)} tokens"]
+        facts += [f"{number(session.next_index)} turns", tokens_spent(session.usage, session.agents_usage)]
         facts += [session.parent and f"forked from {session.parent}"]
         replace_text(self._facts, " · ".join(filter(None, facts)))
         if self._can_change:

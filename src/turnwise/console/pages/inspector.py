@@ -11,7 +11,7 @@ from turnwise.actors.client.session import AsyncSession
 from turnwise.console.access.viewer import Viewer
 from turnwise.console.elements.blocks import show_block
 from turnwise.console.elements.tags import badge, button, fact, link, long_text, tag
-from turnwise.console.elements.text import json_text, number
+from turnwise.console.elements.text import json_text, number, tokens_spent
 from turnwise.console.pages.timeline import show_timeline
 from turnwise.errors import NoMemoryError, TurnNotFoundError
 from turnwise.memory.conversation.blocks import AnyBlock, Recalled, System
@@ -135,6 +135,8 @@ class Inspector:
                 if spent.counted_tokens:
                     fact("Tokens counted here", f"{number(spent.counted_tokens)}, which the provider did not report")
                 fact("Model calls", number(spent.calls))
+                if record.agents_usage.calls:
+                    fact("All tokens", tokens_spent(spent, record.agents_usage))
             fact("Memory", _recalled(record, events))
             for event in events:
                 if isinstance(event, WindowCompacted):

@@ -1,4 +1,4 @@
-"""The page of webhooks: who is told of what, and the calls that were given up, which can be sent again."""
+"""The page of webhooks: whom operators have told of what, and calls that were given up, to be sent again."""
 
 from __future__ import annotations
 
@@ -6,20 +6,26 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from nicegui import ui
+
 from turnwise.actors.client.webhooks import AsyncWebhook
 from turnwise.console.elements.dialogs import confirmed
 from turnwise.console.elements.frame import Frame
 from turnwise.console.elements.tags import badge, button, fact, link, tag
 from turnwise.console.elements.text import moment, number
-from turnwise.errors import OperatorsOnlyError
+from turnwise.errors import InvalidInputError, OperatorsOnlyError
 from turnwise.memory.deliveries.records import Delivery
+from turnwise.memory.deliveries.webhooks import WEBHOOK_EVENTS
 from turnwise.memory.stores.base import Page
+from turnwise.memory.values.plain_text import plain
 
 FAILED = 10
 """How many failed calls of a webhook are shown."""
 
 REFRESH_S, _PAUSES = 2.0, 10
 """How often it is looked for changes, in seconds; less often if a look takes long."""
+
+_URL_CHARS = 2000
 
 _CHARS = 300
 """How many characters of an answer, and of a reason, are shown."""
@@ -28,7 +34,6 @@ _CHARS = 300
 async def webhooks_page() -> None:
     """Show the webhooks that the viewer may see."""
     with Frame.of_page("webhooks", "Webhooks") as frame:
-        tag("h1", "heading", "Webhooks")
         page = _Webhooks(frame)
     if await frame.arrived():
         await frame.repeat(page.refresh)
@@ -39,6 +44,10 @@ class _Webhooks:
         self._frame = frame
         self._shown: object = None
         """What of the webhooks is shown, to be compared with what there is."""
+        with tag("div", "row heading"):
+            tag("h1", "grow", "Webhooks")
+            if frame.viewer.sees_all and not frame.viewer.is_read_only:
+                button("Add a webhook", self._add)
         self._list = tag("div")
 
     async def refresh(self) -> float | None:
@@ -66,7 +75,46 @@ class _Webhooks:
             for webhook, calls in zip(webhooks, failed, strict=True):
                 self._show_webhook(webhook, calls)
             if not webhooks:
-                tag("div", "card empty", "There are no webhooks: the API and the command line add some.")
+                tag("div", "card empty", "There are no webhooks.")
+
+    async def _add(self) -> None:
+        """Ask whom to tell of what; show the new webhook's secret, which is shown nowhere else."""
+        with (
+            self._frame.client.content,
+            ui.dialog() as dialog,
+            tag("div", "card box", role="dialog", aria_label="Add a webhook"),
+        ):
+            tag("h2", "", "Add a webhook")
+            url = ui.input("URL").props(f"outlined dense autofocus maxlength={_URL_CHARS}")
+            user = ui.input("Sessions of this user; of all if empty").props(f"outlined dense maxlength={_URL_CHARS}")
+            events = {event: ui.checkbox(event).props("dense") for event in WEBHOOK_EVENTS}
+            private = ui.checkbox("The URL may lead inside the network, and be http://").props("dense")
+            with tag("div", "row"):
+                button("Add it", lambda: dialog.submit(True), "main")
+                button("Back", lambda: dialog.submit(False))
+        is_confirmed = bool(await dialog)
+        dialog.delete()
+        if not is_confirmed:
+            return
+        try:
+            webhook = await self._frame.viewer.manager.webhook(
+                (url.value or "").strip(),
+                events=[event for event, box in events.items() if box.value],
+                user_id=(user.value or "").strip() or None,
+                allow_private=private.value,
+            )
+        except InvalidInputError as error:
+            ui.notify(plain(str(error)), type="warning")
+            return
+        self._frame.wake.set()
+        with (
+            self._frame.client.content,
+            ui.dialog(value=True),
+            tag("div", "card box", role="dialog", aria_label="Its secret"),
+        ):
+            tag("h2", "", "Its secret")
+            tag("p", "text", "The receiver checks signatures with it. It is shown this once.")
+            tag("p", "mono", webhook.secret or "")
 
     def _show_webhook(self, webhook: AsyncWebhook, calls: Page[Delivery]) -> None:
         with tag("section", "card", aria_label=webhook.url):

@@ -694,6 +694,8 @@ class ForgottenShown(Shown):
     notes: int = 0
     webhooks: int = 0
     """Those that were told of the user's sessions alone."""
+    in_use: list[str] = []
+    """Sessions that had a run, so nothing of them was removed when all were cleared."""
     items: dict[str, int] = {}
     erased: dict[str, ErasureShown] = {}
     verified: bool = False
@@ -706,7 +708,7 @@ class ForgottenShown(Shown):
             name: ErasureShown.model_validate({**_plain(erasure), "found": list(erasure.found)})
             for name, erasure in done.erased.items()
         }
-        return cls(**counts, items=dict(done.items), erased=erased, verified=done.verified)
+        return cls(**counts, in_use=list(done.in_use), items=dict(done.items), erased=erased, verified=done.verified)
 
 
 def _plain(erasure: Any) -> JsonObject:

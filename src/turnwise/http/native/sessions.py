@@ -154,6 +154,12 @@ async def forget_user(caller: RequestCaller, verify: Verified = True) -> Forgott
     return ForgottenShown.of(await caller.manager.forget(caller.user_id, verify=verify))
 
 
+@router.post("/clear", summary="Clear all sessions of the user, or those of an agent")
+async def clear_sessions(body: ClearSession, caller: RequestCaller, agent: Agent = None) -> ForgottenShown:
+    """Those that have a run are left as they are, and named as `in_use`. May be repeated."""
+    return ForgottenShown.of(await caller.manager.clear(caller.user_id, agent=agent, **body.model_dump()))
+
+
 @router.get("/sessions/{session_id}", summary="Get a session, with its open runs", responses=NOT_FOUND)
 async def get_session(session_id: InPath, caller: RequestCaller) -> SessionState:
     return SessionState.of_info(await caller.on_session(session_id, AsyncSession.info))

@@ -77,7 +77,7 @@ def test_agents_answer_though_the_store_goes_back(tool: Any, script: Sequence[Sc
         dice = random.Random(seed)
         first = dice.randrange(1, REQUESTS)
         faults = Restores(first, first + dice.randrange(1, REQUESTS // 3))
-        team = Team(script, faults, tools=[tool])
+        team = Team(script, faults, tools=[tool], hands_over=seed % 2 == 1)
         await team.begin()
         faults.store = team.store
 

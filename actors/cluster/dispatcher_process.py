@@ -108,13 +108,21 @@ class DispatcherProcess:
             StoreError: Ray cannot start or reach the actor; nothing was stored.
         """
         for engine_id in set(engine_ids) - self._noted:
-            if engine := self._find_engine(engine_id):
-                await asyncio.to_thread(note_engine, self.namespace, engine_id, engine)
-            self._noted.add(engine_id)
+            await self._note(engine_id)
         now = time.monotonic()
         if now >= self._expected_at + EXPECTED_SHARE * self._assignment.leave_s:
             await self._expected()
             self._expected_at = now
+
+    async def _note(self, engine_id: str) -> None:
+        if engine := self._find_engine(engine_id):
+            try:
+                async with asyncio.timeout(EXPECT_S):
+                    await asyncio.to_thread(note_engine, self.namespace, engine_id, engine)
+            except (RayError, TimeoutError) as error:
+                reason = f"Ray keeps no note of the engine with which agents and messages are answered ({error})"
+                raise StoreError(f"store {self._assignment.store_id}: {reason}; try again") from error
+            self._noted.add(engine_id)
 
     async def _expected(self) -> Any:
         """Return the actor that is expected."""

@@ -73,6 +73,8 @@ def a_delivery(key: str, due_at: float | None = 10.0, **values: Any) -> Delivery
 FULL_DELIVERY = a_delivery(
     "full ü%'",
     due_at=1763700000.1234567,
+    namespace="space ü%'",
+    engine_id="engine",
     kind="message",
     payload=NESTED,
     occurs_at=0.1 + 0.2,

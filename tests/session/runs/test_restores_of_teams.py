@@ -100,4 +100,4 @@ def test_agents_answer_though_the_store_goes_back(tool: Any, script: Sequence[Sc
             for (text, is_error), task in zip(await team.results(), "ab", strict=True):
                 assert text == f"about {task}" or (is_error and text == GONE), text
 
-    spread(share(600), life)
+    spread(share(300), life)

@@ -384,6 +384,8 @@ class Siege:
             self.ledger.violate(f"schedule {entry.token} has begun {runs}, or one of them has no outcome")
         elif runs and entry.cancelled_s and not self.ledger.may_have_come_back(entry):
             self.ledger.violate(f"schedule {entry.token} was cancelled, and has begun {runs}")
+        elif not runs and entry.cancel_asked_s and not entry.cancelled_s:
+            self.ledger.deeds["cancel of a schedule that was not acknowledged, and was carried out"] += 1
         elif not runs and not entry.cancelled_s and not self.ledger.may_be_gone(entry):
             self.ledger.violate(f"schedule {entry.token} was acknowledged and is lost: {self.ledger.when(entry)}")
 

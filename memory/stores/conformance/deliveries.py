@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 from turnwise.errors import (
     DeliveryChangedError,
@@ -97,7 +98,7 @@ async def check_a_change_of_a_delivery_is_compared_first(store: SessionStore, ot
     equal(await other.delivery(KEY, "d"), second, "the delivery after refused changes")
     addition = DeliveryChange(None, a_delivery("new"))
     await refuses(InvalidInputError, store.change_delivery(addition), "a change that adds a delivery")
-    names = {"session_id": "s", "delivery_id": second.delivery_id, "key": "d", "schedule": None}
+    names: dict[str, Any] = {"session_id": "s", "delivery_id": second.delivery_id, "key": "d", "schedule": None}
     third = replace(FULL_DELIVERY, **names, to_session="t", created_at=second.created_at, revision=second.revision + 1)
     await store.change_delivery(DeliveryChange(second, third))
     equal(await other.delivery(KEY, "d"), third, "the delivery of another kind")

@@ -43,7 +43,8 @@ class StoreSpec:
 
     def store_id_in(self, namespace: str) -> str:
         """See `store_id_of`."""
-        return store_id_of(namespace, self.url, is_encrypted=self.encryption is not None)
+        own = self.url.url if isinstance(self.url, StoreObject) else self.url
+        return store_id_of(namespace, own, is_encrypted=self.encryption is not None)
 
     def open_store(self, runtime: Runtime) -> SessionStore:
         """Open the store in this process; for `memory://`, return the store that the runtime's processes share."""

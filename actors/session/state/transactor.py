@@ -237,6 +237,8 @@ class Transactor:
         if self._unbilled:
             session = replace(session, usage=session.usage + self._unbilled)
         session = self._mark.stamp(session, turns)
+        if session.namespace != self._alarm.namespace:
+            session = replace(session, namespace=self._alarm.namespace)
         commit = Commit(
             session=session,
             events=numbered,

@@ -179,6 +179,7 @@ def of_everything(owner: Owner, run_id: str = "r9", idempotency_key: str = "k9",
         "ttl_s": 2.5,
         "model": "m",
         "engine": "e",
+        "namespace": "n ü%'",
         "params": NESTED,
         "title": "t'%\"\0ü",
     }

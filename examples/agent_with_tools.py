@@ -223,12 +223,12 @@ def main() -> None:
         elsewhere(manager)
 
         tell("\nWhat it has cost")
-        spent = {user: manager.usage(user_id=user) for user in ("ada", "alan", "grace")}
+        spent = {user: manager.usage(user_id=user).total for user in ("ada", "alan", "grace")}
         for user, used in spent.items():
             tokens = f"{used.input_tokens} + {used.output_tokens} tokens"
             tell(f"  {user:<6} {used.calls} calls of the model, {used.tool_calls} of tools, {tokens}: ${used.cost:.6f}")
         assert all(used.cost > 0 for used in spent.values())
-        assert manager.usage().calls == sum(used.calls for used in spent.values())
+        assert manager.usage().total.calls == sum(used.calls for used in spent.values())
     tell(f"\nAll of this has happened, in {time.monotonic() - began:.0f} s")
 
 

@@ -81,7 +81,7 @@ async def work(store: str, engine: OpenAIEngine, count: int) -> None:
                 for number in range(count):
                     if f"review-{number:04}" not in done:
                         group.create_task(converse_once(number))
-        used = await manager.usage()
+        used = (await manager.usage()).total
         turns = [await (await manager.get(name)).latest() for name in sorted(await ended(manager))[:3]]
         print(
             f"{count} conversations are done: {used.calls} calls of the model, {used.output_tokens} tokens of answers"

@@ -69,7 +69,8 @@ class AuditedStore:
     delivery, deliveries, due = map(passed_on, ("delivery", "deliveries", "due"))
     add_delivery, change_delivery = map(passed_on, ("add_delivery", "change_delivery"))
     lease_deliveries, webhooks, change_webhook = map(passed_on, ("lease_deliveries", "webhooks", "change_webhook"))
-    query, count, usage, unsettled, expired = map(passed_on, ("query", "count", "usage", "unsettled", "expired"))
+    query, count, unsettled, expired = map(passed_on, ("query", "count", "unsettled", "expired"))
+    ledger, forget_in_ledger = map(passed_on, ("ledger", "forget_in_ledger"))
 
 
 def main() -> None:

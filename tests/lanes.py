@@ -3,9 +3,9 @@
 python tests/lanes.py [--more | --newest] [arguments of pytest]
 
 `make test` runs all files but those of `MORE`, and `make test-more` runs these. `make test-newest` runs what of the
-former needs no Ray and searches nothing, and `END_TO_END`. Two lanes begin with the tests that need a Ray, which wait
-a lot; a lane that has none left helps with the rest. If the arguments name files, there is one lane for each kind of
-tests.
+former may differ by the version of Python: see `is_same_on_each_python`. Two lanes begin with the tests that need a
+Ray, which wait a lot; a lane that has none left helps with the rest. If the arguments name files, there is one lane for
+each kind of tests.
 """
 
 import os
@@ -31,14 +31,21 @@ LANES: Mapping[str, Sequence[str]] = {
     "lane 4": ("ray", "others"),
 }
 
+LANES_OF_NEWEST: Mapping[str, Sequence[str]] = {
+    "lane 1": ("others",),
+    "lane 2": ("others",),
+    "lane 3": ("ray", "others"),
+}
+"""Those of `make test-newest`, which has one file that needs a Ray."""
+
 MORE = [
     "project/test_types.py",
     "project/test_docs.py",
     "project/test_readme.py",
+    "examples/test_programs.py",
     "http/server/test_server_on_ray.py",
     "http/test_ray_serve.py",
     "http/test_guide_on_ray.py",
-    "examples/test_programs.py",
     "cluster/test_two_rays.py",
     "cluster/test_own_ray.py",
     "hosting/test_chaos_on_ray.py",
@@ -71,6 +78,14 @@ MORE = [
 types, docs, packages and measurements. As patterns, in the order in which files are taken, so that no lane ends long
 after the others."""
 
+SAME_ON_EACH_PYTHON = (
+    *("adapters/", "console/", "http/front_ends/", "http/openai/"),  # frameworks, browsers and clients of others
+    *("cli/", "http/server/"),  # programs of their own, where warnings are no errors
+    *("longterm/test_postgres_memory.py", "stores/test_redis_store.py", "stores/test_failed_verbs.py"),  # servers
+    "project/",
+)
+"""The rooms and files that `make test-newest` leaves out, beside searches."""
+
 END_TO_END = "client/test_sessions_on_ray.py"
 """The tests with a Ray that `make test-newest` runs."""
 
@@ -83,7 +98,7 @@ LONG = [
 """What `make test` takes first of the rest, for the same reason."""
 
 TAKEN = "TURNWISE_TAKEN"
-"""The environment variable that names a folder. It has an empty file for each file of tests that a lane has taken."""
+"""The environment variable that names a folder. It has a file for each file of tests that a lane has taken."""
 
 NO_TESTS = 5
 """What pytest exits with if it was given none."""
@@ -96,12 +111,15 @@ def may_need_ray(file: Path) -> bool:
     )
 
 
-def searches(file: Path) -> bool:
-    """Return whether tests in this file try many schedules or values, of which `make races` tries all.
+def is_same_on_each_python(file: Path) -> bool:
+    """Return whether `make test-newest` leaves a file out, since what it would find is found on another Python, too.
 
-    They are the same on each Python.
+    These are searches through many schedules or values, of which `make races` tries all, and those of
+    `SAME_ON_EACH_PYTHON`. Of the rest, each test runs but exhaustive ones, and with each of its values once: see
+    `each_value_once` in tests/conftest.py.
     """
-    return bool(re.search(r"TURNWISE_ALL|from scale|import scale|@given", file.read_text(encoding="utf-8")))
+    searches = re.search(r"TURNWISE_ALL|from scale|import scale|@given", file.read_text(encoding="utf-8"))
+    return bool(searches) or name_of(file).startswith(SAME_ON_EACH_PYTHON)
 
 
 def name_of(file: Path) -> str:
@@ -120,21 +138,27 @@ def files_of(kind: str, target: str = "") -> list[Path]:
     ranks = {file: [at for at, pattern in enumerate(MORE) if PurePath(name_of(file)).match(pattern)] for file in files}
     if target == "--more":
         return sorted((file for file in files if ranks[file]), key=lambda file: ranks[file][0])
-    rest = [file for file in files if not ranks[file] and not (target == "--newest" and searches(file))]
+    rest = [file for file in files if not ranks[file] and not (target == "--newest" and is_same_on_each_python(file))]
     return sorted(rest, key=lambda file: LONG.index(name_of(file)) if name_of(file) in LONG else len(LONG))
 
 
 def mark_of(file: Path, taken: str) -> Path:
-    """Return the file that says that a lane has taken a file."""
-    return Path(taken, name_of(file).replace("/", "-"))
+    """Return the file that says which process has taken a file.
+
+    There is one for all that run blocks of code, for which one process starts a Ray and imports what they need.
+    """
+    runs_blocks = re.search(r"\bsnippets: SnippetRunner\b", file.read_text(encoding="utf-8"))
+    return Path(taken, "blocks" if runs_blocks else name_of(file).replace("/", "-"))
 
 
 def take(file: Path, taken: str) -> bool:
-    """Take a file, unless another lane has taken it; return whether this one has it now."""
+    """Take a file, unless another process has taken it; return whether this one has it now."""
+    mark = mark_of(file, taken)
     try:
-        mark_of(file, taken).touch(exist_ok=False)
+        with mark.open("x") as opened:
+            opened.write(str(os.getpid()))
     except FileExistsError:
-        return False
+        return mark.read_text() == str(os.getpid())
     return True
 
 
@@ -195,7 +219,9 @@ def main(arguments: Sequence[str]) -> int:
         if any(Path(argument.partition("::")[0]).exists() for argument in arguments):
             lanes = [Lane(f"{kind:>6}", [kind], arguments, None) for kind in KINDS]
         else:
-            lanes = [Lane(name, kinds, arguments, taken, target) for name, kinds in LANES.items()]
+            arguments += ["--each-value-once"] if target == "--newest" else []
+            kinds_of = LANES_OF_NEWEST if target == "--newest" else LANES
+            lanes = [Lane(name, kinds, arguments, taken, target) for name, kinds in kinds_of.items()]
         for lane in lanes:
             lane.start()
         try:

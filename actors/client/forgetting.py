@@ -44,6 +44,7 @@ async def forget(client: SessionsClient, store: AsyncStoreReads, user_id: str, *
     webhooks = [webhook for webhook in await store.ask("webhooks") if webhook.user_id == user_id]
     for webhook in webhooks:
         await AsyncWebhook(client, store, webhook).delete()
+    await store.ask("forget_in_ledger", user_id)
     scope = Scope(user_id=user_id)
     items: dict[str, int] = {}
     erased: dict[str, Erasure] = {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import date
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +24,7 @@ from turnwise.actors.client.session_host import AsyncSessionHost
 from turnwise.actors.client.shared.arguments import (
     AgentName,
     Count,
+    Day,
     EngineName,
     EventSink,
     Folder,
@@ -31,6 +33,7 @@ from turnwise.actors.client.shared.arguments import (
     IfExists,
     IfRaises,
     Instructions,
+    LedgerFields,
     Lifetime,
     Limit,
     MemoryUseArg,
@@ -74,12 +77,12 @@ from turnwise.errors import (
     shown,
 )
 from turnwise.memory.archive.expiry import Swept
+from turnwise.memory.conversation.ledger import LedgerField, LedgerQuery, LedgerRow, UsageReport
 from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
 from turnwise.memory.conversation.model_params import ModelParams, merged
 from turnwise.memory.conversation.prompts import Prompt, takes_all
 from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionRecord, SessionStatus
-from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.conversation.views.message_formats import MessageFormat
 from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.deliveries.webhooks import (
@@ -708,15 +711,38 @@ class AsyncSessionManager:
             AsyncWebhook(self._client, self._store, record) for record in records if user_id in (None, record.user_id)
         ]
 
-    @checked(user_id=UserId | None, agent=AgentName | None)
-    async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
-        """Return the tokens and costs of the runs of all matching sessions, up to their last commits.
+    @checked(user_id=UserId | None, agent=AgentName | None, since=Day | None, until=Day | None, by=LedgerFields)
+    async def usage(
+        self,
+        *,
+        user_id: str | None = None,
+        agent: str | None = None,
+        since: date | str | None = None,
+        until: date | str | None = None,
+        by: Sequence[LedgerField] = (),
+    ) -> UsageReport:
+        """Return what was spent: runs, tokens, time and cost, also by stopped runs, and by sessions that were deleted.
 
-        Without a user, these are all users' sessions.
+        What was spent is written down by the commit that stores it, exactly once. It includes summaries, the model
+        calls of long-term memories, and agents that others have called.
+
+        Args:
+            user_id: only what this user has spent.
+            agent: only what sessions of this agent have spent.
+            since: only on this day or later, in UTC: a date, or a text such as `2026-11-29`.
+            until: only on this day or before.
+            by: what to split the sums by: `day`, `user`, `agent`, `session`, `kind` (see `SpentOn`), `model`, `tool`.
+
+        Raises:
+            InvalidInputError: `since` is after `until`.
         """
+        if since and until and str(since) > str(until):
+            raise InvalidInputError("since", since, f"must not be after until, {until}")
         await self._start.done()
-        usage: Usage = await self._store.ask("usage", user_id=user_id, agent=agent)
-        return usage
+        first, last = (None if day is None else str(day) for day in (since, until))
+        query = LedgerQuery(user_id, agent, first, last, tuple(by))
+        rows: list[LedgerRow] = await self._store.ask("ledger", query)
+        return UsageReport(by=query.by, since=query.since, until=query.until, rows=tuple(rows))
 
     @checked(user_id=UserId, verify=bool)
     async def forget(self, user_id: str, *, verify: bool = True) -> Forgotten:
@@ -724,7 +750,7 @@ class AsyncSessionManager:
 
         Active runs are cancelled. The sessions are deleted first, so that they save nothing while memories are
         cleared. The call may be repeated, and must be repeated if it fails halfway. What other users said about this
-        user stays in their own memories.
+        user stays in their own memories. What the user has spent stays in the ledger, without the user.
 
         Args:
             verify: whether memories are checked afterwards for remains, in the parts that were changed, at a cost that

@@ -30,6 +30,7 @@ from turnwise.actors.client.shared.arguments import (
     ScheduleKey,
     Seconds,
     SessionId,
+    ShownTurn,
     Text,
     Time,
     Title,
@@ -42,6 +43,7 @@ from turnwise.actors.client.shared.arguments import (
 from turnwise.actors.client.shared.event_page import EventPage
 from turnwise.actors.client.shared.run_options import (
     LaterRunOptions,
+    RerunOptions,
     RunOptions,
     checked_options,
     later_options,
@@ -311,6 +313,72 @@ class AsyncSession:
             return AsyncExecutionHandle(self._client, *run, started.outcome, dropped=True)
         output, on_event = options.get("output"), options.get("on_event")
         return AsyncExecutionHandle(self._client, *run, started.outcome, output=output, on_event=on_event)
+
+    @checked(at=ShownTurn | None)
+    async def rerun(
+        self, *prompts: Prompt, at: Turn | int | None = None, **options: Unpack[RerunOptions]
+    ) -> AsyncExecutionHandle:
+        """Answer a turn anew, with other prompts or with its own; on return the new turn is shown in place of it.
+
+        The conversation goes on with the new turn: the old one, and all that was answered after it, are no longer part
+        of what later runs continue, nor of `turns`, `messages` and exports. Nothing is lost: they stay as versions,
+        which `turn.versions` numbers, `turn(index)` reads, and `choose` shows again. One commit stores the run and
+        replaces the turn. If the run fails or is cancelled, the new version says so; if it is rolled back, the earlier
+        version is shown again.
+
+        Of two calls at once for the same turn one wins, and the other one is told which turn is shown now. Long-term
+        memories keep what they have of earlier versions, and get each new one; a run of this session recalls only what
+        is of shown turns. Removed and forgotten blocks do not come back.
+
+        Args:
+            prompts: the new prompts; without any, the turn's own, which are stored again.
+            at: the turn, which must be shown, or its index; the last one that has ended if omitted.
+            options: those of the new run, which gets none of the earlier one's; see `run`. It has no `if_busy`.
+
+        Raises:
+            TurnReplacedError: another version of the turn is shown, or of a turn before it; nothing was stored.
+            SessionInUseError: a run is active or queued: wait for it, or cancel it; nothing was stored.
+            TurnNotFoundError: there is no such turn; nothing was stored.
+            InvalidInputError: prompts that `append` has stored wait for a run, or an option is wrong; nothing was
+                stored.
+            EmptyTurnError: no prompts were given, and the turn has none, or they were removed; nothing was stored.
+            TooManyVersionsError: 500 turns were replaced, or chosen again; nothing was stored.
+            SessionEndedError, InvalidPromptError, IdempotencyConflictError, TurnIdTakenError, RunNotFoundError: as of
+                `run`; nothing was stored.
+        """
+        check_names("Session.rerun()", options, list(RerunOptions.__annotations__))
+        index = self._index_of("at", at)
+        settings = await self._settings(cast(RunOptions, options))
+        started = await self._host.rerun(plain_prompts(self.id, prompts) if prompts else None, index, settings)
+        output, on_event = options.get("output"), options.get("on_event")
+        run = self._ref, started.run_id, started.turn_index
+        return AsyncExecutionHandle(self._client, *run, started.outcome, output=output, on_event=on_event)
+
+    @checked(turn=ShownTurn)
+    async def choose(self, turn: Turn | int, /) -> bool:
+        """Show the version of the conversation that has a turn; return whether another one was shown before.
+
+        What was answered after the turn is shown too; if it was continued more than once, the newest continuation.
+        Later runs go on from there. One commit, durable on return; choosing a turn that is shown changes nothing.
+
+        Args:
+            turn: a turn of this session, such as one of `turn.versions`, or its index.
+
+        Raises:
+            TurnNotFoundError: there is no such turn.
+            SessionInUseError: a run is active or queued; nothing was changed.
+            InvalidInputError: prompts that `append` has stored wait for a run; nothing was changed.
+            TooManyVersionsError: 500 turns were replaced, or chosen again; nothing was changed.
+        """
+        return await self._host.ask(verbs.choose(cast(int, self._index_of("turn", turn)), new_id()))
+
+    def _index_of(self, argument: str, turn: Turn | int | None) -> int | None:
+        """Return the index of a turn of this session; None for None."""
+        if not isinstance(turn, Turn):
+            return turn
+        if turn.session_id != self.id:
+            raise InvalidInputError(argument, shown(turn.session_id), f"it is not of session {self.id!r}")
+        return turn.index
 
     @checked(text=Text, key=IdempotencyKey | None)
     async def say(self, text: str, *, key: str | None = None) -> AsyncExecutionHandle:

@@ -140,6 +140,11 @@ class AsyncSessionHost:
         cache = self._client.cache(self._ref)
         return self._started(await self.ask(verbs.start(prompts, options, cache.held)), cache)
 
+    async def rerun(self, prompts: tuple[Prompt, ...] | None, at: int | None, options: StartOptions) -> StartedRun:
+        """Answer a turn anew with the client's engine; see `start`."""
+        cache = self._client.cache(self._ref)
+        return self._started(await self.ask(verbs.rerun(prompts, options, at=at, cached=cache.held)), cache)
+
     async def say(self, text: str, key: str | None) -> StartedRun:
         """Store a text as an answer of the assistant's; see `AsyncSession.say`."""
         cache = self._client.cache(self._ref)

@@ -14,6 +14,7 @@ from turnwise.actors.session.state.journal import Journal
 from turnwise.actors.session.state.recorded_output import RecordedOutput
 from turnwise.actors.session.state.state import SessionState
 from turnwise.errors import SessionNotFoundError
+from turnwise.memory.conversation.branches import shown_among
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import union
@@ -139,12 +140,14 @@ class StoredSource:
                     self.state.set_active(run)
 
     async def _last_turns(self) -> Sequence[TurnRecord]:
-        """Return the last turns, by index, the last one that has ended among them if there is one."""
+        """Return the last shown turns, by index, the last one that has ended among them if there is one."""
         count = TAIL
         while True:
             stop = self._journal.session.next_index
             start = max(0, stop - count)
-            turns = await read_turns(partial(self._journal.store.turns, self._key), start, stop)
+            stored = await read_turns(partial(self._journal.store.turns, self._key), start, stop)
+            is_among = shown_among(self._journal.session.branches)
+            turns = [turn for turn in stored if is_among(turn.index)]
             if start == 0 or any(not turn.is_open for turn in turns):
                 return turns
             count *= 2

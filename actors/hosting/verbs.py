@@ -176,6 +176,31 @@ async def start(
     return await _start_answer(service, started, cached)
 
 
+@starts
+async def rerun(
+    service: SessionService,
+    engine_id: str,
+    prompts: tuple[Prompt, ...] | None,
+    options: StartOptions,
+    *,
+    at: int | None,
+    cached: Spans,
+) -> StartAnswer:
+    """Start a run that answers a turn anew, with other prompts or its own; return its outcome, too, if it ends at once.
+
+    `at`: the index of a turn that is shown; None for the last one that has ended.
+    """
+    async with service.engine(engine_id):
+        started = await service.core.admission.rerun(prompts, at, **options)
+    return await _start_answer(service, started, cached)
+
+
+@changes()
+async def choose(service: SessionService, index: int, key: str) -> bool:
+    """Show the version of the conversation that has a turn; return whether another one was shown."""
+    return await service.core.versions.choose(index, key)
+
+
 @changes()
 async def say(
     service: SessionService, text: str, *, run_id: str, key: str | None, trace: Mapping[str, str] | None, cached: Spans

@@ -9,6 +9,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from turnwise.errors import TurnwiseError
 from turnwise.memory.conversation.block_cache import BlockCache
+from turnwise.memory.conversation.branches import Branches
 from turnwise.memory.conversation.runs import RunState
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Spans, cut, subtract, union
@@ -89,6 +90,7 @@ class PackedTurn:
     record: TurnRecord
     spans: Spans
     blocks: list[str]
+    branches: Branches = ()
 
     @classmethod
     async def pack(cls, turn: Turn, held: Spans) -> PackedTurn:
@@ -101,12 +103,12 @@ class PackedTurn:
             await asyncio.sleep(0)
             part, remaining = cut(remaining, STEP)
             blocks += cache.read_encoded(part)
-        return cls(turn.session_id, cache.source, turn.record, spans, blocks)
+        return cls(turn.session_id, cache.source, turn.record, spans, blocks, turn.branches)
 
     def unpack(self, cache: BlockCache) -> Turn:
         """Add the blocks to the receiver's cache, and return the turn."""
         cache.add_spans(self.spans, self.blocks)
-        return Turn(self.session_id, self.record, cache)
+        return Turn(self.session_id, self.record, cache, branches=self.branches)
 
 
 @dataclass(frozen=True)

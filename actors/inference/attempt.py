@@ -7,6 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from turnwise.actors.inference.engine import NewEvent, NoOutput, SessionView, Suspend
@@ -55,7 +56,7 @@ class RunCallbacks(Protocol):
     def check_budget(self, run: ActiveRun) -> None:
         """See `StepContext.begin_call`."""
 
-    def price(self, usage: Usage, model: str | None) -> Usage:
+    def price(self, run: ActiveRun, usage: Usage, model: str | None) -> Usage:
         """Return the usage with its cost."""
 
     def count_call(self, run: ActiveRun, turn: TurnRecord, answer: Sequence[Block]) -> tuple[int, int]:
@@ -332,16 +333,27 @@ class Attempt:
             if self._storing is None or self._storing.done():
                 self._storing = asyncio.create_task(self._callbacks.store_added(self.run))
 
-    def report(self, *, usage: Usage | None = None, stop_reason: str | None = None, model: str | None = None) -> None:
+    def report(
+        self,
+        *,
+        usage: Usage | None = None,
+        stop_reason: str | None = None,
+        model: str | None = None,
+        tool: str | None = None,
+    ) -> None:
+        if tool is not None and threading.get_ident() != self._thread:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(partial(self.report, usage=usage, tool=tool))
+            return
         if self.closed:
             return
         self._model = model or self._model
         if usage:
             usage = replace(usage, calls=0) if self._announces else usage  # `begin_call` counts the calls
             try:
-                usage = self._callbacks.price(usage, model)
+                usage = self._callbacks.price(self.run, usage, model)
             finally:
-                self.run.unbilled += usage  # also if pricing fails
+                self.run.spend(usage, model=model, tool=tool or "")  # also if pricing fails
         self.stop_reason = stop_reason or self.stop_reason
 
     def publish(self, kind: type[Event], **values: Any) -> None:
@@ -358,7 +370,7 @@ class Attempt:
             raise LimitError(f"the run has called the model {limit} times: raise max_steps=", "step_limit")
         self._call, self._announces, self._limit = spent, True, limit
         self._turn_of_call = self.run.turn
-        self.run.unbilled += Usage(calls=1)
+        self.run.spend(Usage(calls=1))
         self.stop_reason = None
         self._end_part()
         self._parts = 0
@@ -394,8 +406,8 @@ class Attempt:
         counted = self._callbacks.count_call(self.run, turn, answer)
         usage = unreported(reported, counted, is_whole=is_whole)
         with suppress(EngineError):  # without a price, it has no cost
-            usage = self._callbacks.price(usage, self._model)
-        self.run.unbilled += usage
+            usage = self._callbacks.price(self.run, usage, self._model)
+        self.run.spend(usage, model=self._model)
 
     async def record(
         self,

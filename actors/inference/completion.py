@@ -19,12 +19,10 @@ from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.conversation.usage import Usage, unreported
 from turnwise.memory.longterm.memory_access import MemoryAccess
+from turnwise.memory.longterm.model_usage import Bill
 from turnwise.memory.tokens.counter import RoughCounter
 
 Result = TypeVar("Result")
-
-Bill = Callable[[Usage, str | None], None]
-"""Called with usage and the name of its model (None if unknown)."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +51,7 @@ async def ask(
     finally:
         if answer is not None or context.output:
             context.count(request, answer or context.output, is_whole=answer is not None)
+        context.count_call()
         if isinstance(runner, Closable):
             await _close(runner, grace_s)
 
@@ -78,7 +77,8 @@ class CompletionContext:
         self._model: str | None = None
         self._is_counted = False
         self._bill = bill
-        bill(Usage(calls=1), None)
+        self._is_billed = False
+        """Whether the model call is billed."""
 
     def emit(self, part: str | Block) -> None:
         """Keep it for `count`: a completion has no followers."""
@@ -93,14 +93,30 @@ class CompletionContext:
         usage = unreported(self._reported, (input_tokens, output_tokens), is_whole=is_whole)
         if usage.counted_tokens:
             with suppress(EngineError):  # without a price, it has no cost
-                self._bill(usage, self._model)
+                self._bill(replace(usage, calls=self._uncounted_calls()), self._model)
 
-    def report(self, *, usage: Usage | None = None, stop_reason: str | None = None, model: str | None = None) -> None:
+    def report(
+        self,
+        *,
+        usage: Usage | None = None,
+        stop_reason: str | None = None,
+        model: str | None = None,
+        tool: str | None = None,
+    ) -> None:
         self.stop_reason = stop_reason or self.stop_reason
         self._model = model or self._model
         if usage:
             self._reported += usage
-            self._bill(replace(usage, calls=0), model)
+            self._bill(replace(usage, calls=self._uncounted_calls()), model)
+
+    def count_call(self) -> None:
+        """Bill the model call, if no report has billed it, since it failed before the first one."""
+        if calls := self._uncounted_calls():
+            self._bill(Usage(calls=calls), self._model)
+
+    def _uncounted_calls(self) -> int:
+        calls, self._is_billed = int(not self._is_billed), True
+        return calls
 
     def publish(self, kind: type[Event], **values: Any) -> None:
         """Ignore it: a completion has no followers."""

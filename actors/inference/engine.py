@@ -99,11 +99,21 @@ class RunContext(Protocol):
         Never blocks. A cancelled or failed run keeps the emitted parts; a finished run keeps what its runner returns.
         """
 
-    def report(self, *, usage: Usage | None = None, stop_reason: str | None = None, model: str | None = None) -> None:
+    def report(
+        self,
+        *,
+        usage: Usage | None = None,
+        stop_reason: str | None = None,
+        model: str | None = None,
+        tool: str | None = None,
+    ) -> None:
         """Report what the provider says about this run: each `usage` is added, the last `stop_reason` is kept.
+
+        With a `tool`, it may be called from any thread.
 
         Args:
             model: the model whose prices apply, if the session has prices.
+            tool: the tool that was called, if the usage is a tool's: its calls, and what they cost.
         """
 
 

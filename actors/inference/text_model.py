@@ -11,13 +11,17 @@ from turnwise.actors.inference.completion import CompletionContext, ask, within
 from turnwise.actors.inference.engine import EngineBuilder, SessionView, Structured
 from turnwise.memory.conversation.blocks import Block, answer_text
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.longterm.model_usage import bill_model_usage
 
 TIMEOUT_S, GRACE_S = 60.0, 2.0
 """How long an answer may take, and how long an engine may take to stop then, in seconds."""
 
 
 class EngineModel:
-    """An engine as a `TextModel`, outside of any session. `usage` is the sum over all answers."""
+    """An engine as a `TextModel`, outside of any session. `usage` is the sum over all answers.
+
+    The caller of the memory that asks is told the usage of each answer: see `billed_to`.
+    """
 
     def __init__(self, builder: EngineBuilder, *, timeout_s: float = TIMEOUT_S) -> None:
         self._builder = builder
@@ -43,3 +47,4 @@ class EngineModel:
 
     def _bill(self, usage: Usage, model: str | None) -> None:
         self.usage += usage
+        bill_model_usage(usage, model)

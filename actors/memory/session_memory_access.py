@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import chain, zip_longest
 from typing import Any, Unpack
@@ -13,6 +14,7 @@ from turnwise.actors.inference.attempt import reason
 from turnwise.actors.memory.about import AboutMemories, SessionMemories
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.errors import InvalidInputError, LongTermMemoryError, NoMemoryError, ReadOnlyMemoryError, shown
+from turnwise.memory.conversation.ledger import SpentOn
 from turnwise.memory.longterm.base import (
     ItemChanges,
     MemoryItem,
@@ -38,6 +40,7 @@ class SessionMemoryAccess:
         scope: the user, session and agent whose items are used.
         is_reading: if true, nothing may be saved, changed or deleted.
         all_memories: where `forget_about` deletes; if left out, in `slots` and `working`, which have got everything.
+        billed: returns a context in which the model calls of memories are charged, under a kind.
     """
 
     def __init__(
@@ -49,12 +52,14 @@ class SessionMemoryAccess:
         turn_index: int | None = None,
         is_reading: bool = False,
         all_memories: SessionMemories | None = None,
+        billed: Callable[[SpentOn], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         self._scope = scope
         self._slots = slots
         self._working = working
         self._source = Source(session_id=scope.session_id, turn_index=turn_index)
         self._is_reading = is_reading
+        self._billed = billed
         self._all_memories = all_memories or SessionMemories(slots, working)
 
     async def save(
@@ -82,7 +87,9 @@ class SessionMemoryAccess:
             created_at=time.time(),
             expires_at=expires_at,
         )
-        if item.id not in await slot.memory.remember(self._scope, [item]):
+        with self._billed("extraction"):
+            saved = await slot.memory.remember(self._scope, [item])
+        if item.id not in saved:
             raise LongTermMemoryError(f"{slot.name} did not save {item.id!r}")
         return item.id
 
@@ -98,7 +105,8 @@ class SessionMemoryAccess:
         searches = [
             slot.memory.recall(self._scope, query, limit=limit, types=types, as_of=as_of) for slot in self._slots
         ]
-        results = await asyncio.gather(*searches, return_exceptions=True)
+        with self._billed("recall"):
+            results = await asyncio.gather(*searches, return_exceptions=True)
         failed = [result for result in results if isinstance(result, BaseException)]
         if len(failed) == len(results):
             names = zip(self._slots, failed, strict=True)
@@ -121,7 +129,8 @@ class SessionMemoryAccess:
         For programs, not for tools.
         """
         searches = [slot.memory.recall(self._scope, query, limit=limit) for slot in self._slots]
-        results = await asyncio.gather(*searches, return_exceptions=True)
+        with self._billed("recall"):
+            results = await asyncio.gather(*searches, return_exceptions=True)
         by_section: dict[str, list[MemoryItem]] = {}
         failed: dict[str, str] = {}
         for slot, result in zip(self._slots, results, strict=True):

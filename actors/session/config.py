@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -41,8 +41,9 @@ class SessionConfig:
     """What happens to a run that has used up a budget: it fails, or waits until a caller approves or rejects it.
     An approval lets this run use the budget once more."""
 
-    prices: Mapping[str, Price] = field(default_factory=dict)
-    """The prices of models, by name; required if a budget limits the cost."""
+    prices: Mapping[str, Price | Sequence[Price]] = field(default_factory=dict)
+    """The prices of models, by name; required if a budget limits the cost. If prices change, give a model all of them,
+    with the days from which they hold: a run is priced by its start."""
 
     title: Literal["auto"] | None = None
     """"auto": the engine gives a session that has no title one, from its first turn, once that has ended: by a model

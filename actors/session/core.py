@@ -12,6 +12,7 @@ from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.engines.run_resources import RunResources
 from turnwise.actors.session.engines.session_engines import SessionEngines
+from turnwise.actors.session.engines.side_bill import SideBill
 from turnwise.actors.session.engines.spending import Spending
 from turnwise.actors.session.history.additions import Additions
 from turnwise.actors.session.history.block_removals import Removals
@@ -19,6 +20,7 @@ from turnwise.actors.session.history.forgetting import Forgetting
 from turnwise.actors.session.history.forking import Forking
 from turnwise.actors.session.history.importing import Importing
 from turnwise.actors.session.history.titles import Titles
+from turnwise.actors.session.history.versions import Versions
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
 from turnwise.actors.session.memory.unsaved_turns import SavingProgress
@@ -101,13 +103,14 @@ class SessionCore:
             state, tasks, engines, progress, recover=self._recover, alarm=alarm, outbox=outbox
         )
         self.reads = SessionReads(LiveSource(state, transactor.loaded))
-        self.ingestion = MemoryIngestion(state, transactor, engines, tasks, progress)
-        self.retrieval = MemoryRetrieval(state, engines, tasks, self.ingestion)
+        bill = SideBill(spending, transactor)
+        self.ingestion = MemoryIngestion(state, transactor, engines, tasks, progress, bill=bill)
+        self.retrieval = MemoryRetrieval(state, engines, tasks, self.ingestion, bill)
         plans = PlanRunner(state, transactor, spending)
         self.compaction = WindowCompaction(state, transactor, engines, tasks, plans)
         self.next_window = NextWindow(state, transactor, engines, plans, self.compaction)
         fitting = RequestFitting(state, transactor, plans, self.compaction, self.retrieval)
-        titles = Titles(state, transactor, engines, spending, tasks)
+        titles = Titles(state, transactor, engines, tasks, spending=spending, bill=bill)
         joining = PromptJoining(state, engines, spending)
         agents = AgentCalls(state, spending)
         driver = RunDriver(
@@ -126,6 +129,7 @@ class SessionCore:
             titles=titles,
         )
         self._recovery = Recovery(state, transactor, engines, driver, self.ingestion)
+        self.versions = Versions(state, transactor)
         self.admission = RunAdmission(
             state,
             transactor,
@@ -134,6 +138,7 @@ class SessionCore:
             retrieval=self.retrieval,
             compaction=self.compaction,
             reads=self.reads,
+            versions=self.versions,
         )
         self.scheduling = Scheduling(state, transactor, engines, admission=self.admission, alarm=alarm)
         self.reminders = SessionReminders(state, self.scheduling)

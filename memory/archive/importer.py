@@ -53,7 +53,7 @@ class SessionImport:
         self._session = session
         self._archived_key = archived_key
         row = replace(session, status="ended", metadata=UNFINISHED, params=FrozenDict(), ttl_s=None)
-        self._row = replace(row, log_size=0, next_index=0, seq=0)
+        self._row = replace(row, log_size=0, next_index=0, seq=0, branches=())
         self._blocks: list[str] = []
         self._turns: list[TurnRecord] = []
         self._events: list[Event] = []

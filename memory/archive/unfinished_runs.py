@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from turnwise.errors import CorruptRecordError
-from turnwise.memory.archive.block_positions import LOG, ArchivePositions, runs_of, turns_of
+from turnwise.memory.archive.block_positions import LOG, ArchivePositions, runs_of
 from turnwise.memory.conversation.blocks import Text, decode, encode
 from turnwise.memory.conversation.events import Event, RunInterrupted
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
+from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Span, join
 from turnwise.memory.conversation.transcript import repair
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.stores.base import SessionStore
-from turnwise.memory.stores.reading import read_blocks
+from turnwise.memory.stores.reading import last_shown_turn, read_blocks
 
 WHY = "the session was exported while it was open"
 
@@ -46,7 +47,7 @@ async def interrupt(store: SessionStore, session: SessionRecord, positions: Arch
             raise CorruptRecordError(f"turn {session.session_id}#{run.turn_index}", "missing, but its run exists")
         moved = positions.archived_turn(turn)
         if turn.status == "queued":  # the turn that it continues has ended only now
-            before = before or await _head(store, session.key, positions)
+            before = before or await _head(store, session, positions)
             parent = f"{session.session_id}#{before.index}" if before else None
             moved = replace(moved, parent=parent, input=join(before.base if before else (), moved.prompt))
         _end(ends, run, moved, await read_blocks(store, turn.output))
@@ -86,9 +87,6 @@ def _end(ends: Ends, run: RunRecord, turn: TurnRecord, texts: Sequence[str]) -> 
     )
 
 
-async def _head(store: SessionStore, key: SessionKey, positions: ArchivePositions) -> TurnRecord | None:
-    head = None
-    async for turn in turns_of(store, key):
-        if not turn.is_open:
-            head = turn
+async def _head(store: SessionStore, session: SessionRecord, positions: ArchivePositions) -> TurnRecord | None:
+    head = await last_shown_turn(partial(store.turns, session.key), session.branches, session.next_index)
     return positions.archived_turn(head) if head else None

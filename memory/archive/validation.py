@@ -9,6 +9,7 @@ from typing import Any, get_args
 from turnwise.errors import InvalidIdError, InvalidInputError, TurnwiseError
 from turnwise.memory.archive.format import Line
 from turnwise.memory.conversation.blocks import Block, Recalled, Summary, decode, encode
+from turnwise.memory.conversation.branches import are_valid
 from turnwise.memory.conversation.calls.run_tools import are_tools
 from turnwise.memory.conversation.calls.tool_calls import Verdict, decode_calls
 from turnwise.memory.conversation.events import Event
@@ -22,6 +23,7 @@ from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.payload import read_run_payload
 from turnwise.memory.deliveries.records import Delivery, check_delivery
 from turnwise.memory.values.ids import check_id
+from turnwise.memory.values.limits import MAX_BRANCHES
 
 MAX_NUMBER = 2**52
 """The largest index, sequence number or count. Sessions count on from these, and every store keeps them exactly."""
@@ -45,6 +47,8 @@ def check_session_line(line: Line, session: SessionRecord) -> None:
     _check_numbers(line, session, "log_size", "next_index", "seq", "created_at", "updated_at", "ttl_s", "depth")
     if not -1 <= session.saved < session.next_index:
         line.refuse(f"saved={session.saved} is not between -1 and the last turn")
+    if not are_valid(session.branches, session.next_index):
+        line.refuse(f"its branches are more than {MAX_BRANCHES}, or not in order, or begin behind the last turn")
     if session.title is not None and not 0 < len(session.title) <= MAX_TITLE_CHARS:
         line.refuse(f"its title is empty or has more than {MAX_TITLE_CHARS} characters")
     _check_usage(line, session.usage)

@@ -361,6 +361,18 @@ class TurnsCleared(SetsInput):
     """How many turns were removed."""
 
 
+class TurnReplaced(SetsInput):
+    """From here on, the conversation has the turn `turn_index`, and what follows it, in place of `replaced`.
+
+    The turn is a new version, which a run answers next; or one that was chosen, or that is shown again since its new
+    version was dropped. Then `input` is what the next run begins with.
+    """
+
+    kind: Literal["turn_replaced"] = "turn_replaced"
+    replaced: int = -1
+    """The index of the turn that is no longer shown, nor what follows it."""
+
+
 class TurnForgotten(Event):
     """The turn was forgotten: no later request or long-term memory gets its blocks. The history keeps them."""
 
@@ -570,6 +582,7 @@ AnyEvent = Annotated[
     | MemoryCaughtUp
     | TurnNotSaved
     | TurnForgotten
+    | TurnReplaced
     | TurnsCleared
     | BlocksRemoved
     | CustomEvent
@@ -705,6 +718,7 @@ __all__ = [
     "TurnForgotten",
     "TurnImported",
     "TurnNotSaved",
+    "TurnReplaced",
     "TurnsCleared",
     "UnknownEvent",
     "WindowCompacted",

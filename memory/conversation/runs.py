@@ -142,6 +142,11 @@ class RunRecord(Record):
         return self.state in OPEN_STATES
 
     @property
+    def has_run(self) -> bool:
+        """Whether it has ended and had begun, so that the ledger counts it."""
+        return not self.is_open and self.started_at is not None
+
+    @property
     def awaits_agents(self) -> bool:
         """Whether it is suspended and waits for agents only, none of which asks, so that nobody has to decide."""
         if self.state != "awaiting_approval":

@@ -6,6 +6,7 @@ Annotations are not postponed (PEP 563) in this module, since pydantic would eva
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
+from turnwise.memory.conversation.branches import Branches
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.conversation.views.notebook_display import record_html
@@ -59,6 +60,8 @@ class SessionRecord(Record):
     log_size: int = 0
     next_index: int = 0
     """The index of its next turn."""
+    branches: Branches = ()
+    """Which turns came in place of earlier ones, and which are shown; empty if none was ever replaced."""
     epoch: int = 0
     """Counts activations. Each commit names the epoch it was made in, so that commits of earlier owners are refused."""
     revision: int = 0

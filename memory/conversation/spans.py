@@ -70,6 +70,11 @@ def subtract(spans: Iterable[Span], held: Iterable[Span]) -> Spans:
     return tuple(part for span in union(spans) for part in held_positions.new(span))
 
 
+def subtract_in_order(spans: Iterable[Span], held: Spans) -> Spans:
+    """Return the positions of `spans` that are not in `held`, in the order of `spans`."""
+    return join(*(subtract([span], held) for span in spans))
+
+
 def overlap(spans: Iterable[Span], held: Iterable[Span]) -> Spans:
     """Return the positions of `spans` that are in `held` too, in the order of `spans`. O(n log n)."""
     held_positions = Seen()

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 from turnwise.errors import OutputInvalidError
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock, Block, answer_text
+from turnwise.memory.conversation.branches import Branches, Version, is_shown, versions_of
 from turnwise.memory.conversation.output_type import read_answer
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.spans import Span, Spans, cut, join, overlap, places, size
@@ -111,15 +112,21 @@ class Turn:
     Making one is O(1). The first read of `blocks` is O(blocks) and needs no network. A pickle includes the blocks.
     """
 
-    __slots__ = ("_cache", "_model", "_parsed", "_prompt_blocks", "_record", "_session_id")
+    __slots__ = ("_branches", "_cache", "_model", "_parsed", "_prompt_blocks", "_record", "_session_id")
 
     def __init__(
-        self, session_id: str, record: TurnRecord, cache: BlockCache, prompt_blocks: tuple[AnyBlock, ...] | None = None
+        self,
+        session_id: str,
+        record: TurnRecord,
+        cache: BlockCache,
+        prompt_blocks: tuple[AnyBlock, ...] | None = None,
+        branches: Branches = (),
     ) -> None:
         self._session_id = session_id
         self._record = record
         self._cache = cache
         self._prompt_blocks = prompt_blocks
+        self._branches = branches
         self._model: Any = None
         self._parsed: Any = None
 
@@ -165,6 +172,26 @@ class Turn:
         Of a turn that waits, pending or queued, the turn that it would continue if nothing else happened.
         """
         return self._record.parent
+
+    @property
+    def branches(self) -> Branches:
+        """The session's branches when the turn was read; for the wire."""
+        return self._branches
+
+    @property
+    def versions(self) -> tuple[Version, ...]:
+        """The turns that the session has had in this place, this one included, by age; see `Session.rerun`."""
+        return versions_of(self._branches, self._record.index)
+
+    @property
+    def version(self) -> int:
+        """The number of this one among its `versions`, from 1."""
+        return next(version.number for version in self.versions if version.turn_index == self._record.index)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the conversation had this turn when it was read, and no other version in place of it."""
+        return is_shown(self._branches, self._record.index)
 
     @property
     def status(self) -> TurnStatus:
@@ -239,7 +266,7 @@ class Turn:
 
     def typed(self, model: Any) -> "Turn":
         """Return this turn with `model` as the class that `parsed` makes."""
-        turn = Turn(self._session_id, self._record, self._cache, self._prompt_blocks)
+        turn = Turn(self._session_id, self._record, self._cache, self._prompt_blocks, self._branches)
         turn._model = model
         return turn
 
@@ -272,7 +299,11 @@ class Turn:
         record = replace(
             self._record, status=status, output=(), usage=None, stop_reason=None, metadata=FrozenDict(), carried=()
         )
-        return Turn(self._session_id, record, self._cache, self._prompt_blocks)
+        return Turn(self._session_id, record, self._cache, self._prompt_blocks, self._branches)
+
+    def beside(self, branches: Branches) -> "Turn":
+        """Return this turn as one of a session that has these branches."""
+        return Turn(self._session_id, self._record, self._cache, self._prompt_blocks, branches) if branches else self
 
     def recalling(self, block: Block) -> "Turn":
         """Return a copy of this turn with a block before its prompt, for requests to a model. It is never stored."""
@@ -307,7 +338,12 @@ class Turn:
         spans = join(self._record.prompt, self._record.input, self._record.output)
         blocks = self._cache.read_encoded(spans)
         return functools.partial(
-            turn_of, session_id=self._session_id, record=self._record, spans=spans, encoded=blocks
+            turn_of,
+            session_id=self._session_id,
+            record=self._record,
+            spans=spans,
+            encoded=blocks,
+            branches=self._branches,
         ), ()
 
 
@@ -319,8 +355,10 @@ class Outcome:
     turn: Turn | None
 
 
-def turn_of(session_id: str, record: TurnRecord, spans: Spans, encoded: Sequence[str]) -> "Turn":
+def turn_of(
+    session_id: str, record: TurnRecord, spans: Spans, encoded: Sequence[str], branches: Branches = ()
+) -> "Turn":
     """Return a turn from the encoded blocks of `spans`, in order."""
     cache = BlockCache()
     cache.add_spans(spans, encoded)
-    return Turn(session_id, record, cache)
+    return Turn(session_id, record, cache, branches=branches)

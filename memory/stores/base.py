@@ -11,11 +11,11 @@ from typing import Generic, Literal, Protocol, TypeVar, overload, runtime_checka
 
 from turnwise.errors import InvalidInputError, WebhookChangedError, shown
 from turnwise.memory.conversation.events import AnyEvent, Event
+from turnwise.memory.conversation.ledger import LedgerQuery, LedgerRow
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord, SessionStatus
 from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnRecord
-from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.conversation.views.notebook_display import items_html
 from turnwise.memory.deliveries.records import CALL_ID, Delivery, DeliveryChange, check_delivery
 from turnwise.memory.deliveries.webhooks import WebhookRecord, call_prefix, check_webhook
@@ -85,6 +85,8 @@ class Commit:
     deliveries: Sequence[DeliveryChange] = ()
     """Deliveries of the session that are added, changed or removed. If one was changed meanwhile, the whole commit is
     refused."""
+    spent: Sequence[LedgerRow] = ()
+    """What the commit adds to the ledger, as rows of the session."""
     received: Sequence[Delivery] = ()
     """Deliveries of other sessions of the user that are removed, since this commit carries them out. If one was changed
     or removed meanwhile, the whole commit is refused."""
@@ -459,8 +461,17 @@ class SessionStore(Protocol):
     ) -> int:
         """Return how many sessions match all given filters; see `query`."""
 
-    async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
-        """Return the total usage of the sessions that match all given filters, without deleted sessions."""
+    async def ledger(self, query: LedgerQuery) -> list[LedgerRow]:
+        """Return what was spent, in sums that are exact, by what they are split by: see `LedgerQuery.sums`.
+
+        A commit adds its `spent` in the same step. Rows of a deleted session stay, without the session's id.
+        """
+
+    async def forget_in_ledger(self, user_id: str) -> None:
+        """Replace a user and the user's sessions in the ledger by nobody.
+
+        What was spent stays, by day, agent, model and tool. Rows that are equal then become one.
+        """
 
     async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[SessionKey]:
         """Return the keys of sessions with a run that is queued or running, in the order of their `create` calls.
@@ -555,6 +566,8 @@ class SessionStore(Protocol):
 
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
         """Delete the session, its turns, runs, events and deliveries, and those of its blocks that no fork uses.
+
+        The ledger keeps what it has spent, without its id: rows of the user that are equal then become one.
 
         Returns how many turns it had.
 

@@ -20,6 +20,7 @@ from turnwise.errors import (
     StoreError,
 )
 from turnwise.memory.conversation.events import AnyEvent, without_blocks
+from turnwise.memory.conversation.ledger import ZEROS, LedgerKey, LedgerQuery, LedgerRow, key_in, numbers_of
 from turnwise.memory.conversation.runs import UNSETTLED, RunRecord
 from turnwise.memory.conversation.sessions import (
     DEFAULT_USER,
@@ -30,7 +31,6 @@ from turnwise.memory.conversation.sessions import (
 )
 from turnwise.memory.conversation.spans import Seen, Span, Spans, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
-from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange, check_delivery
 from turnwise.memory.deliveries.webhooks import WebhookRecord
 from turnwise.memory.stores.base import (
@@ -122,6 +122,7 @@ class InMemoryStore(LocalClock):
         self._deliveries = _Deliveries()
         self._lease = DeliveryLease(holder="", until=0.0, now=0.0, next_due_at=None)
         self._webhooks: dict[str, WebhookRecord] = {}
+        self._ledger: dict[LedgerKey, tuple[int, ...]] = {}
         self._closed = False
 
     @property
@@ -224,6 +225,7 @@ class InMemoryStore(LocalClock):
         new = {run.run_id: run for run in (commit.new_run,) if run}
         runs = {run.run_id: run for run in commit.runs if run.run_id in row.runs or run.run_id in new}
         keys = {event.key: event for event in events.values() if event.key is not None}
+        spent = [(key_in(row.session, ledger_row), numbers_of(ledger_row)) for ledger_row in commit.spent]
         row.session = replace(row.session, **{name: getattr(session, name) for name in SESSION_CHANGES})
         log.update(cleared | blocks)
         for index in dropped & row.turns.keys():
@@ -235,6 +237,8 @@ class InMemoryStore(LocalClock):
         row.keys.update(keys)
         self._owners.update(dict.fromkeys(new, key))
         self._change_deliveries(row, commit.deliveries)
+        for ledger_key, numbers in spent:
+            self._add_to_ledger(ledger_key, numbers)
         for delivery in commit.received:
             self._change_deliveries(self._rows[delivery.session_key], [DeliveryChange(delivery, None)])
 
@@ -314,8 +318,19 @@ class InMemoryStore(LocalClock):
     ) -> int:
         return len(self._matching(user_id, agent, status, called_by))
 
-    async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
-        return sum((row.session.usage for row in self._matching(user_id, agent)), Usage())
+    async def ledger(self, query: LedgerQuery) -> list[LedgerRow]:
+        self._check_open()
+        return query.sums(self._ledger.items())
+
+    async def forget_in_ledger(self, user_id: str) -> None:
+        self._check_open()
+        own = [row for row in self._ledger if row.user_id == user_id]
+        for row in own:
+            self._add_to_ledger(row._replace(user_id="", session_id=""), self._ledger.pop(row))
+
+    def _add_to_ledger(self, key: LedgerKey, numbers: Sequence[int]) -> None:
+        before = self._ledger.get(key, ZEROS)
+        self._ledger[key] = tuple(one + other for one, other in zip(before, numbers, strict=True))
 
     async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[SessionKey]:
         rows = (row for row in self._rows_after(cursor) if any(run.state in UNSETTLED for run in row.runs.values()))
@@ -399,6 +414,8 @@ class InMemoryStore(LocalClock):
         if epoch not in (None, row.session.epoch) or log not in (None, row.session.log):
             raise SessionFencedError(key.session_id, epoch)
         del self._rows[key]
+        for ledger_key in [own for own in self._ledger if (own.session_id, own.user_id) == key]:
+            self._add_to_ledger(ledger_key._replace(session_id=""), self._ledger.pop(ledger_key))
         for run_id in row.runs:
             del self._owners[run_id]
         for delivery in row.deliveries.values():

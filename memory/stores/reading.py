@@ -9,10 +9,12 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from turnwise.errors import InvalidInputError, NameRefusedError, shown
+from turnwise.memory.conversation.branches import Branches, shown_ranges
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Spans, cut
+from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.stores.base import Page, SessionStore
 from turnwise.memory.values.ids import check_names
@@ -143,6 +145,48 @@ async def read_turns(read: Callable[..., Awaitable[Sequence[Turn]]], start: int,
         read: returns a page of turns; takes `after` and `limit`.
     """
     return await _in_range(read, start, stop, INDEX)
+
+
+async def read_shown_turns(
+    read: Callable[..., Awaitable[Sequence[TurnRecord]]], branches: Branches, after: int, limit: int
+) -> list[TurnRecord]:
+    """Return up to `limit` shown turns with an index above `after`, by index; fewer, if they are large.
+
+    Args:
+        read: returns a page of turns, shown or not; takes `after` and `limit`.
+    """
+    turns: list[TurnRecord] = []
+    for part in shown_ranges(branches):
+        start = max(after + 1, part.start)
+        while start < part.stop and len(turns) < limit:
+            page_limit = limit - len(turns)
+            page = await read(after=start - 1, limit=page_limit)
+            own = [turn for turn in page if turn.index < part.stop]
+            turns += own
+            if len(page) < page_limit and len(own) == len(page):
+                return turns  # the page is cut, since it is large, or there are no more turns
+            start = page[-1].index + 1
+    return turns
+
+
+FIRST_WINDOW, MOST_WINDOW = 8, 512
+"""How many indexes are read first, and at most, at a time, to find the last shown turn that has ended."""
+
+
+async def last_shown_turn(
+    read: Callable[..., Awaitable[Sequence[TurnRecord]]], branches: Branches, next_index: int
+) -> TurnRecord | None:
+    """Return the last shown turn that has ended, which the next one continues; None if there is none."""
+    window = FIRST_WINDOW
+    for part in reversed(shown_ranges(branches)):
+        stop = min(part.stop, next_index)
+        while stop > part.start:
+            start = max(part.start, stop - window)
+            turns: list[TurnRecord] = await _in_range(read, start, stop, INDEX)
+            if ended := [turn for turn in turns if not turn.is_open]:
+                return ended[-1]
+            stop, window = start, min(2 * window, MOST_WINDOW)
+    return None
 
 
 async def read_runs(read: Callable[..., Awaitable[Sequence[RunRecord]]], start: int, stop: int) -> list[RunRecord]:

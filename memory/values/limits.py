@@ -19,6 +19,9 @@ MAX_BLOCKS = 2_048
 MAX_WAITING_BLOCKS = 10_000
 """The most prompts of a session that wait for runs, in its queue and appended, together."""
 
+MAX_BRANCHES = 500
+"""The most branches of a session, by `rerun` and `choose`. Each commit writes them, at some 12 bytes each."""
+
 MAX_PROMPTS_BYTES = 16 << 20
 """The most bytes that the prompts of one call may take together, as UTF-8 JSON."""
 

@@ -7,6 +7,7 @@ TurnwiseError
 │   ├── InvalidPromptError
 │   ├── EmptyTurnError
 │   ├── TooManyError           an argument has more parts than one call may bring
+│   ├── TooManyVersionsError   turns were replaced, and chosen again, too often
 │   ├── StoreURLError
 │   ├── ConfigError
 │   ├── InvalidMemoryError
@@ -32,7 +33,8 @@ TurnwiseError
 ├── CheckpointInUseError       another checkpoint is rebuilt from it; nothing was deleted
 ├── SessionOwnerError          the session belongs to another agent
 ├── SessionChangedError        the session changed since it was read
-│   └── TurnsChangedError      another turn is the newest
+│   ├── TurnsChangedError      another turn is the newest
+│   └── TurnReplacedError      another version of the turn is shown
 ├── SessionBusyError           another run is active
 │   ├── QueueFullError
 │   └── SessionInUseError      what was asked for has to wait for the run's end
@@ -205,6 +207,17 @@ class EmptyTurnError(InvalidInputError):
 
     message = "session {session_id!r} has nothing to run: pass a prompt that is not blank, or instructions"
     session_id: str
+
+
+class TooManyVersionsError(InvalidInputError):
+    """A session has as many branches as it may have, each by a turn that was replaced or chosen; nothing changed."""
+
+    message = (
+        "turns of session {session_id!r} were replaced, and chosen again, {most} times, which is the most: "
+        "go on in a fork, or clear the older turns"
+    )
+    session_id: str
+    most: int
 
 
 class TooManyError(InvalidInputError):
@@ -382,6 +395,20 @@ class TurnsChangedError(SessionChangedError):
     """The index of the turn that the messages follow."""
     newest: int
     """The index of the newest turn."""
+
+
+class TurnReplacedError(SessionChangedError):
+    """The turn is not part of the conversation as it is shown, since a turn was replaced; nothing was stored."""
+
+    message = (
+        "session {session_id!r} shows turn {shown_index} in place of turn {index}, or of a turn before it: "
+        "read the turns again, or choose turn {index} first"
+    )
+    session_id: str
+    index: int
+    """The index of the turn that was named."""
+    shown_index: int
+    """The index of the first turn that is shown instead."""
 
 
 class SessionBusyError(TurnwiseError):

@@ -1,5 +1,10 @@
 from turnwise.memory.archive.expiry import Swept as Swept
 from turnwise.memory.archive.export import export_session as export_session, import_session as import_session
+from turnwise.memory.conversation.ledger import (
+    LedgerQuery as LedgerQuery,
+    LedgerRow as LedgerRow,
+    UsageReport as UsageReport,
+)
 from turnwise.memory.conversation.runs import RunRecord as RunRecord, RunState as RunState
 from turnwise.memory.conversation.sessions import SessionKey as SessionKey, SessionRecord as SessionRecord
 from turnwise.memory.conversation.usage import Usage as Usage

@@ -316,7 +316,7 @@ async def test_a_session_of_several_pages_is_imported_whole_and_continues() -> N
         outcome = await again.reads.wait(f"after {name}")
         assert outcome.turn and outcome.turn.text == "after the import"
         assert len(outcome.turn.blocks) >= 2 * PAGE + 12
-    (await audit(target, ["s", "f"])).check()
+    (await audit(target, ["s", "f"], imported=True)).check()
 
 
 async def test_events_of_a_history_are_exported_and_imported_into_the_store() -> None:

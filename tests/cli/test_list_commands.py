@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -76,18 +77,30 @@ def test_runs_of_several_users_say_whose_each_is(store: str) -> None:
 def test_usage_is_shown_as_a_whole_and_in_parts(store: str) -> None:
     total = json.loads(turnwise("usage", store, "--json").stdout)["total"]
     assert total["calls"] == 6 and total["tool_calls"] == 1
-    for by, names in (
-        ("session", {"chat of ann", f"bad of {HOSTILE[8:20]}", "money of bob", "mine of ann", "long", "empty"}),
-        ("agent", {"", "travel"}),
-        ("model", {""}),
-    ):
-        parts = json.loads(turnwise("usage", store, "--by", by, "--json").stdout)["parts"]
-        assert set(parts) == names
-        assert sum(part["output_tokens"] for part in parts.values()) == total["output_tokens"]
-    (day,) = json.loads(turnwise("usage", store, "--by", "day", "--json").stdout)["parts"]
-    assert len(day) == len("2026-11-23")
+    for by, names in (("user", {"ann", "bob", HOSTILE[8:20]}), ("agent", {"", "travel"}), ("kind", {"run"})):
+        parts = json.loads(turnwise("usage", store, "--by", by, "--json").stdout)["rows"]
+        assert {part[by] for part in parts} >= names
+        assert sum(part["output_tokens"] for part in parts) == total["output_tokens"]
+    today = datetime.now(UTC).date().isoformat()
+    *days, last = rows(turnwise("usage", store, "--by", "day, model", "--since", today).stdout)
+    assert {day["day"] for day in days} <= {today} and last["day"] == "total"
     *_, last = rows(turnwise("usage", store, "--by", "user", "--user", "ann").stdout)
     assert last["user"] == "total" and last["model calls"] == "4"
+
+
+def test_usage_is_printed_as_csv(store: str) -> None:
+    head, *lines = turnwise("usage", store, "--by", "user,tool", "--csv").stdout.splitlines()
+    assert head.startswith("user,tool,runs,calls,") and any(line.startswith("ann,,") for line in lines)
+
+
+def test_usage_by_something_else_is_refused(store: str) -> None:
+    for words, reason in (
+        (("--by", "week"), "day, user, agent, session, kind, model, tool"),
+        (("--since", "yesterday"), "2026-11-29"),
+        (("--since", "2026-11-30", "--until", "2026-11-29"), "must not be after until"),
+    ):
+        refused = turnwise("usage", store, *words)
+        assert refused.exit_code == 1 and reason in refused.stderr.replace("\n", " ")
 
 
 def test_the_store_may_be_named_by_the_environment(store: str) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from filled import HOSTILE, files, filled, on_terminal, text_of, turnwise
 
+from turnwise import EchoEngine, SessionManager
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
@@ -45,6 +47,20 @@ def test_a_turn_is_found_by_index_and_by_run(store: str) -> None:
         json.loads(turnwise("show", store, "chat", "--user", "ann", "0", "--json").stdout)["text"]
         == "Take an umbrella."
     )
+
+
+def test_a_turn_names_its_version_and_the_others(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    with SessionManager(url, engine=EchoEngine(), placement=InProcess()) as manager:
+        chat = manager.open("chat")
+        for prompt in ("one", "two"):
+            chat.run(prompt).wait()
+        chat.rerun("other").wait()
+    whole = turnwise("show", url, "chat").stdout
+    assert "turn 0  just now" in whole and "turn 2  version 2 of 2, besides turn 1  just now" in whole
+    assert "other" in whole and "two" not in whole
+    earlier = turnwise("show", url, "chat", "1").stdout
+    assert earlier.startswith("turn 1  version 1 of 2, besides turn 2  completed") and "two" in earlier
 
 
 def test_as_sent_is_what_the_model_had(store: str) -> None:

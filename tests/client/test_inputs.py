@@ -8,6 +8,7 @@ import pickle
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import make_dataclass
+from datetime import datetime
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,7 @@ from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.session_memory import AsyncSessionMemory
 from turnwise.actors.client.shared import arguments as inputs, provided_result
 from turnwise.actors.client.shared.portal import Portal
-from turnwise.actors.client.shared.run_options import LaterRunOptions, RunOptions
+from turnwise.actors.client.shared.run_options import LaterRunOptions, RerunOptions, RunOptions
 from turnwise.actors.client.subscriptions import AsyncSubscription
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.hosting.verb_declaration import VerbCall
@@ -191,7 +192,8 @@ def parameters_of(options: type) -> list[inspect.Parameter]:
 
 
 OPTIONS = {
-    f"Unpack[{options.__name__}]": parameters_of(options) for options in (ItemChanges, RunOptions, LaterRunOptions)
+    f"Unpack[{options.__name__}]": parameters_of(options)
+    for options in (ItemChanges, RunOptions, LaterRunOptions, RerunOptions)
 }
 
 
@@ -359,11 +361,14 @@ WRONG: dict[str, list[Any]] = {
     "ModelParams": [["temperature"], "temperature", {"heat": 1}, {1: 2}, {"model": "other"}, *NO_JSON],
     "Summary": ["text", User(text="hi")],
     "Turn | ChatMessage": ["turn", 1, User(text="hi")],
+    "Turn | int": ["turn", True, 1.0, 2**63, User(text="hi")],
     "Prompt": [3, None, "\ud800", ["hello"], Summary(text="forged")],
     "str | About": [1, True, "\ud800", ["a"], {"mentions": []}, *(About(**part) for part in NO_PARTS)],
     "str | Path": [1, "a\0b", ""],
     "Sequence[Tool]": ["weather", 1, {"name": "weather"}, [1], ["weather"], [{"name": "weather"}]],
     "EventSink": [1, "print", [print]],
+    "Sequence[LedgerField]": ["day", [1], ["nope"], [["day"]], {"day": 1}, 3],
+    "date | str": [1, 1.5, True, "yesterday", "2026-13-01", "\ud800", ["2026-11-29"], datetime(2026, 11, 29)],
     "Sequence[Any]": ["hello", {"role": "user", "content": "hi"}, 1, [1], ["hello"], [{}], []],
     "MessageFormat": ["html", 1, "OPENAI_CHAT"],
 }

@@ -58,6 +58,7 @@ from turnwise.errors import (
     StoreError,
     StoreURLError,
     TurnNotFoundError,
+    TurnReplacedError,
     WaitTimeoutError,
 )
 from turnwise.memory.conversation.blocks import Text
@@ -638,6 +639,28 @@ async def test_blocks_and_messages_are_removed_in_both_families(
         for wrong, numbers in ((turn, (9,)), (of_fork, ())):
             with pytest.raises(InvalidInputError):
                 await awaiting.remove(wrong, *numbers)
+    await asyncio.to_thread(audit, manager, "chat")
+
+
+async def test_versions_outlive_the_process_of_their_session(
+    make_ray_manager: MakeManager, tmp_path: Path, namespace: str
+) -> None:
+    manager = make_ray_manager()
+    settings: Any = {"engine": ScriptedEngine(), "namespace": namespace}
+    async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as async_manager:
+        session = manager.open("chat")
+        awaiting = await async_manager.get("chat")
+        for text in ("one", "two"):
+            session.run(text).wait(30)
+        assert session.rerun("other", at=0).wait(30).version == 2
+        kill(session)
+        with pytest.raises(TurnReplacedError):
+            await awaiting.rerun(at=1)
+        assert await awaiting.choose(1) and not session.choose(0)
+        kill(session)
+        turn = await (await awaiting.rerun())
+        assert texts(turn.blocks) == ["one", "two"] and turn.version == 2
+        assert [turn.index for turn in session.turns()] == [0, 3]
     await asyncio.to_thread(audit, manager, "chat")
 
 

@@ -107,7 +107,7 @@ def test_a_long_conversation_is_loaded_in_pages_and_followed_read_only(
     file.touch()
     expect(turns.last).to_contain_text(f"{file} is there")
     assert execution.wait().text == f"{file} is there"
-    for name in ("Send", "Rename", "Fork", "End", "Delete", "Retry", "Fork from here", "Cancel the run"):
+    for name in ("Send", "Rename", "Fork", "End", "Delete", "Edit", "Regenerate", "Fork from here", "Cancel the run"):
         expect(page.get_by_role("button", name=name, exact=True)).to_have_count(0)
     expect(page.locator("textarea")).to_have_count(0)
     turns.last.get_by_role("button", name="Inspect").click()

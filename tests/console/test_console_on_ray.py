@@ -63,7 +63,7 @@ def test_a_prompt_is_answered_live_and_stays(
     expect(page.get_by_text("echo: and this waits", exact=True)).to_be_visible()
 
 
-def test_a_run_is_cancelled_retried_and_forked_by_keyboard(
+def test_a_run_is_cancelled_answered_anew_and_forked_by_keyboard(
     console: Console, manager: SessionManager, open_page: Callable[..., Page]
 ) -> None:
     manager.open("keys").run("first").wait()
@@ -75,18 +75,28 @@ def test_a_run_is_cancelled_retried_and_forked_by_keyboard(
     expect(page.locator("article.turn").nth(1)).to_contain_text("cancelled")
     turn = manager.get("keys").turn(1)
     assert turn.status == "cancelled"
-    again = page.locator("article.turn").first.get_by_role("button", name="Retry")
-    again.focus()
-    page.keyboard.press("Enter")
-    expect(page.locator("article.turn").nth(2)).to_contain_text("echo: first")
-    expect(again).to_be_focused()
+    page.locator("article.turn").last.get_by_role("button", name="Edit").press("Enter")
+    page.get_by_role("dialog").get_by_label("Message").fill("second")
+    page.get_by_role("button", name="Answer it").press("Enter")
+    second = page.locator("article.turn").nth(1)
+    expect(second).to_contain_text("echo: second")
+    expect(second).to_contain_text("2 of 2")
+    second.get_by_role("button", name="Regenerate").press("Enter")
+    expect(second).to_contain_text("3 of 3")
+    expect(second.get_by_role("button", name="Show the version after")).to_be_disabled()
+    for number in (2, 1):
+        second.get_by_role("button", name="Show the version before").press("Enter")
+        expect(second).to_contain_text(f"{number} of 3")
+    expect(second).to_contain_text("cancelled")
     page.locator("article.turn").first.get_by_role("button", name="Fork from here").press("Enter")
     expect(page.get_by_text("forked from keys#0")).to_be_visible()
     page.go_back()
-    expect(page.locator("article.turn")).to_have_count(3)
-    page.locator("article.turn").nth(2).get_by_role("button", name="Fork from here").click()
+    expect(page.locator("article.turn")).to_have_count(2)
+    second.get_by_role("button", name="Show the version after").click()
+    expect(second).to_contain_text("echo: second")
+    second.get_by_role("button", name="Fork from here").click()
     expect(page.get_by_text("forked from keys#2")).to_be_visible()
-    expect(page.locator("article.turn").last).to_contain_text("echo: first")
+    expect(page.locator("article.turn").last).to_contain_text("echo: second")
 
 
 def test_a_waiting_call_is_decided(console: Console, manager: SessionManager, open_page: Callable[..., Page]) -> None:

@@ -102,6 +102,7 @@ OWN: dict[str, dict[str, Any]] = {
     "import_turns": {"after": None},
     "memory.save": {"id": "another"},
     "memory.update": {"text": "Ann sold her boat."},
+    "rerun": {"options": {"run_id": "fourth"}},
     "say": {"run_id": "fourth", "trace": None},
     "schedule": {"delivery_id": "news", "key": "news", "options": {}},
     "send": {"to_session": "chat", "delivery_id": "message"},

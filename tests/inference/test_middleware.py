@@ -301,7 +301,7 @@ def test_a_price_is_for_a_million_tokens_of_each_kind() -> None:
     assert priced(own, Price(input=1, output=1)) == own, "an engine that knows what it costs has said so"
     for name in ("input", "output", "cached"):
         with pytest.raises(ConfigError, match=f"Price.{name}"):
-            Price(**{"input": 1.0, "output": 1.0, name: -1.0})
+            Price(**{"input": 1.0, "output": 1.0, name: -1.0})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

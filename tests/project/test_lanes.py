@@ -1,17 +1,18 @@
 """The lanes of `make test` run each test once."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path, PurePath
 
-from lanes import LONG, MORE, TAKEN, TESTS, files_of, name_of, searches, take
+from lanes import LONG, MORE, TAKEN, TESTS, files_of, is_same_on_each_python, mark_of, name_of, take
 
 
 def test_a_lane_runs_the_files_that_no_other_has_taken_in_the_order_in_which_it_gets_them(tmp_path: Path) -> None:
     names = ["conversation/test_checked_settings.py", "console/test_text.py", "conversation/test_growing_pauses.py"]
     first, second, third = (TESTS / name for name in names)
-    assert take(second, str(tmp_path)) and not take(second, str(tmp_path))
+    assert take(second, str(tmp_path))
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-m", "not ray", *map(str, (third, second, first))],
         env={**os.environ, TAKEN: str(tmp_path)},
@@ -35,10 +36,68 @@ def test_every_file_is_in_a_lane_of_one_of_the_two_commands() -> None:
         assert any(PurePath(name).match(pattern) for name in files["--more"]), f"{pattern} names no file"
 
 
-def test_the_newest_python_runs_what_searches_nothing_without_a_ray_and_one_file_with_one() -> None:
-    assert set(files_of("others", "--newest")) == {file for file in files_of("others") if not searches(file)}
+def test_files_that_run_blocks_of_code_are_run_by_one_process(tmp_path: Path) -> None:
+    docs, readme = TESTS / "project/test_docs.py", TESTS / "project/test_readme.py"
+    assert take(docs, str(tmp_path)) and take(readme, str(tmp_path))
+    mark_of(docs, str(tmp_path)).write_text("another process")
+    assert not take(docs, str(tmp_path)) and not take(readme, str(tmp_path))
+
+
+def test_the_newest_python_runs_what_may_differ_there_without_a_ray_and_one_file_with_one() -> None:
+    files = {file for file in files_of("others") if not is_same_on_each_python(file)}
+    assert set(files_of("others", "--newest")) == files
+    assert 0 < len(files_of("others")) - len(files) < len(files) and all(
+        file.parent != TESTS / "project" for file in files
+    )
     (file,) = files_of("ray", "--newest")
     assert file.exists()
+
+
+COMBINED = """
+import pytest
+
+@pytest.fixture(params=["sqlite", "redis"])
+def store(request):
+    return request.param
+
+@pytest.mark.parametrize(("law", "holds"), [("a", True), ("b", False), ("c", True)])
+def test_laws(store, law, holds):
+    pass
+
+@pytest.mark.parametrize("way", "xy")
+@pytest.mark.parametrize("size", [1, 2])
+def test_ways(way, size):
+    pass
+
+def test_again(store):
+    pass
+
+def test_each_fault():
+    exhaust("life")
+"""
+
+
+def test_each_test_and_each_value_of_a_parameter_runs_once(tmp_path: Path) -> None:
+    file = tmp_path / "test_combined.py"
+    file.write_text(COMBINED)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "conftest",
+        "--each-value-once",
+        "-v",
+        "--rootdir=.",
+        "test_combined.py",
+    ]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS / "support"), os.environ["PYTHONPATH"]])}
+    run = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert re.findall(r"::test_(\S+) PASSED", run.stdout) == [
+        *("laws[sqlite-a-True]", "laws[sqlite-b-False]", "laws[sqlite-c-True]", "laws[redis-a-True]"),
+        *("ways[1-x]", "ways[1-y]", "ways[2-x]"),
+        "again[sqlite]",
+    ], run.stdout + run.stderr
 
 
 def run_lanes(*arguments: object) -> "subprocess.CompletedProcess[str]":

@@ -113,7 +113,7 @@ def test_an_encrypted_history_obeys(law: Law, inner: str, tmp_path: Path) -> Non
 
 READABLE = {
     SessionRecord: "session_id user_id agent status created_at updated_at parent called_by depth budget namespace log"
-    " log_size next_index epoch revision seq usage agents_usage memory saved ttl_s model engine",
+    " log_size next_index branches epoch revision seq usage agents_usage memory saved ttl_s model engine",
     TurnRecord: "index parent turn_id run_id status prompt appended input output carried usage created_at forgotten"
     " removed",
     RunRecord: "run_id session_id user_id turn_index state first_seq created_at started_at ended_at code timeout_s"

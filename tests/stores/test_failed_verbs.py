@@ -183,25 +183,25 @@ class Database:
 
     url: str
 
-    def run(self, *statements: str) -> list[Any]:
-        """Run statements in one transaction; return the rows of the last one."""
+    def run(self, *statements: str) -> list[list[Any]]:
+        """Run statements in one transaction; return the rows of each."""
         if self.url.startswith("sqlite"):
             with closed(sqlite3.connect(self.url.removeprefix("sqlite:///"))) as connection, connection:
-                return [connection.execute(statement).fetchall() for statement in statements][-1]
+                return [connection.execute(statement).fetchall() for statement in statements]
         with psycopg.connect(self.url) as postgres:
-            cursor = postgres.cursor()
-            for statement in statements:
-                cursor.execute(statement.encode())
-            return cursor.fetchall() if cursor.description else []
+            cursors = [postgres.execute(statement.encode()) for statement in statements]
+            return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
     def tables(self) -> list[str]:
         of_sqlite = "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'turnwise%'"
         of_postgres = "SELECT tablename FROM pg_tables WHERE tablename LIKE 'turnwise%'"
-        rows = self.run(of_sqlite if self.url.startswith("sqlite") else of_postgres)
+        (rows,) = self.run(of_sqlite if self.url.startswith("sqlite") else of_postgres)
         return sorted(name for (name,) in rows if name != "turnwise_meta")
 
     def contents(self) -> dict[str, list[str]]:
-        return {table: sorted(map(repr, self.run(f"SELECT * FROM {table}"))) for table in self.tables()}
+        tables = self.tables()
+        rows = self.run(*(f"SELECT * FROM {table}" for table in tables))
+        return {table: sorted(map(repr, of_table)) for table, of_table in zip(tables, rows, strict=True)}
 
     def refuse_writes_to(self, table: str) -> None:
         """Let each statement that writes a row of the table fail."""
@@ -224,8 +224,7 @@ class Database:
             self.run(f"DROP TRIGGER refuse ON {table}")
 
     def clear(self) -> None:
-        for table in self.tables():
-            self.run(f"DELETE FROM {table}")
+        self.run(*(f"DELETE FROM {table}" for table in self.tables()))
 
 
 @pytest.mark.parametrize("kind", ON_SQL)
@@ -270,21 +269,28 @@ async def test_a_verb_that_a_redis_key_stops_leaves_nothing_behind(
                     except TurnwiseError:
                         failed.add(name)
                         assert stored(client) == before, name
-                    client.flushdb()
+                    at_once = client.pipeline()
+                    at_once.flushdb()
                     for key, value in dumps.items():
-                        client.restore(key, 0, value)
+                        at_once.restore(key, 0, value)
+                    at_once.execute()
     assert failed >= set(verbs)
 
 
 def stored(client: Any) -> dict[bytes, Any]:
     """Return all that is in a database. Not as dumps, which differ with the order that a hash happens to be in."""
+    keys, at_once = client.keys("*"), client.pipeline()
     read = {
-        b"hash": client.hgetall,
-        b"zset": lambda key: client.zrange(key, 0, -1, withscores=True),
-        b"string": client.get,
-        b"list": lambda key: client.lrange(key, 0, -1),
+        b"hash": at_once.hgetall,
+        b"zset": lambda key: at_once.zrange(key, 0, -1, withscores=True),
+        b"string": at_once.get,
+        b"list": lambda key: at_once.lrange(key, 0, -1),
     }
-    return {key: read[client.type(key)](key) for key in client.keys("*")}
+    for key in keys:
+        at_once.type(key)
+    for key, kind in zip(keys, at_once.execute(), strict=True):
+        read[kind](key)
+    return dict(zip(keys, at_once.execute(), strict=True))
 
 
 def damages(client: Any) -> Iterator[Callable[[], object]]:

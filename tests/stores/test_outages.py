@@ -32,6 +32,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import CorruptRecordError, NotFoundError, StoreError
 from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.ledger import LedgerQuery
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.stores.base import Activation, Commit
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -400,7 +401,7 @@ async def all_of(store: SQLStore) -> list[Any]:
         lambda: stored_turns(store, "s"),
         lambda: store.query(user_id="default"),
         lambda: store.run("s-7"),
-        store.usage,
+        lambda: store.ledger(LedgerQuery()),
     ]
     answers: list[Any] = []
     for verb in verbs:

@@ -26,6 +26,7 @@ from turnwise.errors import (
     StoreError,
     TurnwiseError,
 )
+from turnwise.memory.conversation.ledger import COLUMNS, LedgerQuery
 from turnwise.memory.conversation.runs import UNSETTLED, Idempotency, RunRecord, RunState
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
@@ -49,9 +50,9 @@ from turnwise.memory.stores.conformance.fixtures import (
     state_after,
     state_of,
 )
+from turnwise.memory.stores.conformance.ledger import a_row
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.redis import store as store_redis
-from turnwise.memory.stores.redis.rows import unpack_usage
 from turnwise.memory.stores.redis.store import RedisStore
 from turnwise.memory.values.frozen_json import FrozenDict
 
@@ -86,7 +87,8 @@ def audit(server: RedisServer) -> int:
     lookup = {number: home for number, home in keys.items() if number.isdigit()}
     expected: dict[str, Any] = {"meta": keys.get("meta", {}), "ids": {}, "runs": {}, "unsettled": {}, "expiring": {}}
     expected |= lookup
-    spent: dict[str, Usage] = {}
+    expected |= {name: values for name, values in keys.items() if name.startswith("ledger:")}
+    expected["ledgers"] = {name.removeprefix("ledger:"): 0.0 for name in expected if name.startswith("ledger:")}
     lent: dict[str, dict[str, str]] = {}
     for number, home in lookup.items():
         member, places = number.zfill(16), home["places"].split()
@@ -97,9 +99,6 @@ def audit(server: RedisServer) -> int:
             for order in ("created", "updated"):
                 when = float(home["created"]) if order == "created" else row.get("updated_at", 0.0)
                 expected.setdefault(f"{order}:{home['status']}:{place}", {})[member] = when
-            usage = unpack_usage(home["spent"].encode("latin-1"))
-            spent[place] = spent.get(place, Usage()) + usage
-            assert usage == Usage(**row.get("usage", {}))
         if "ttl_s" in row:
             expected["expiring"][member] = row.get("updated_at", 0.0) + row["ttl_s"]
         open_: dict[str, float] = {}
@@ -125,6 +124,10 @@ def audit(server: RedisServer) -> int:
         for part, values in {"open": open_, "keys": of_keys}.items():
             expected |= {f"{number}:{part}": values}
         user_place = next(place for place in places if place.startswith("user-"))
+        if ledger := keys.get(f"{number}:ledger"):
+            expected[f"{number}:ledger"] = ledger
+            for name in ("ledgers", f"ledgers:{user_place}"):
+                expected.setdefault(name, {})[number] = 0.0
         for delivery_key, delivery_id in keys.get(f"{number}:deliveries", {}).items():
             text = keys["deliveries"][delivery_id]
             delivery = json.loads(text.encode("latin-1").split(b" ", 2)[2])
@@ -153,8 +156,6 @@ def audit(server: RedisServer) -> int:
         blocks = keys[f"{log}:log"]
         assert held_positions <= set(map(int, blocks)) and (log in lookup or held_positions == set(map(int, blocks)))
         expected[f"{log}:log"] = blocks
-    sums = {place: unpack_usage(packed.encode("latin-1")) for place, packed in keys.pop("spent", {}).items()}
-    assert sums == {place: usage for place, usage in spent.items() if usage != Usage()}
     assert keys == {name: values for name, values in expected.items() if values}
     return len(lookup)
 
@@ -246,11 +247,13 @@ async def test_random_calls_give_the_same_answers_as_a_store_in_memory(
                 for number in range(chance.randint(0, 3))
             ],
             forget_events=chance.choice((0, 0, old.seq - 5 if old.seq > 5 else 0)),
+            spent=[a_row(chance.choice(days), chance.choice("mn"), usage=usage()) for _ in range(chance.randint(0, 2))],
         )
         epoch = old.epoch + chance.choice((0, 0, 0, 0, 1))
         return lambda store: store.commit(name, epoch, commit)
 
     runs: dict[SessionKey, list[RunRecord]] = {}
+    days = ("2026-11-29", "2026-11-30")
 
     def verb() -> Callable[[SessionStore], Awaitable[Any]]:
         name, _ = any_session()
@@ -261,11 +264,13 @@ async def test_random_calls_give_the_same_answers_as_a_store_in_memory(
         cursor = chance.choice((None, f"{chance.choice((0.0, 1.0, 5.0, 9.0))}:{chance.randint(0, 30)}"))
         page: dict[str, Any] = {"cursor": cursor, "limit": limit}
         wanted_spans = spans()
+        by = tuple(name for name in COLUMNS if chance.random() < 0.5)
+        since = chance.choice((None, *days))
         reads: list[Callable[[SessionStore], Awaitable[Any]]] = [
             lambda store: store.query(**filters, status=status, order_by=order_by, **page),
             lambda store: store.query(**filters, status=status, order_by=order_by, **page),
             lambda store: store.count(**filters, status=status),
-            lambda store: store.usage(**filters),
+            lambda store: store.ledger(LedgerQuery(**filters, by=by, since=since)),
             lambda store: store.unsettled(**page),
             lambda store: store.expired(9.0, **page),
             lambda store: store.turns(name, after=after, limit=limit),
@@ -284,6 +289,8 @@ async def test_random_calls_give_the_same_answers_as_a_store_in_memory(
             return created()
         if write < 0.3:
             return lambda store: store.activate(name)
+        if write < 0.32:
+            return lambda store: store.forget_in_ledger(name.user_id)
         return committed() if write < 0.9 else lambda store: store.delete(name, epoch=epoch)
 
     async with closing(RedisStore(redis_url)) as store:
@@ -304,7 +311,8 @@ async def test_random_calls_give_the_same_answers_as_a_store_in_memory(
                 assert audit(redis_server) == len(sessions)
         for name in [*sessions]:
             await store.delete(name)
-    assert set(everything(redis_server)) == {"meta"}
+    kept = {name for name in everything(redis_server) if not name.startswith("ledger")}
+    assert kept == {"meta"}, "beside what was spent"
 
 
 # What is acknowledged is there
@@ -318,12 +326,13 @@ def step_of(owner: Owner, number: int) -> dict[str, Any]:
         "turns": [a_turn(number, status="completed")],
         "new_run": a_run(f"{name}.{number}", number, session_id=name, idempotency_key=f"k{number}"),
         "events": [an_event(2 * number + 1, session_id=name), an_event(2 * number + 2, f"e{number}", name)],
+        "spent": [a_row()],
     }
 
 
 async def steps_of(store: SessionStore, name: str) -> int:
     """Return how many such commits a session has. Fails unless each is stored whole, and once."""
-    session, blocks, turns, runs, events, deliveries = await state_of(store, name)
+    session, blocks, turns, runs, events, deliveries, spent = await state_of(store, name)
     assert isinstance(session, SessionRecord) and deliveries == []
     count = session.log_size
     assert blocks == [*(f"block {index}" for index in range(count)), "missing", "missing"]
@@ -331,6 +340,7 @@ async def steps_of(store: SessionStore, name: str) -> int:
     assert [run.run_id for run in runs] == [f"{name}.{index}" for index in range(count)]  # type: ignore[attr-defined]
     assert [event.seq for event in events] == [*range(1, 2 * count + 1)]  # type: ignore[attr-defined]
     assert session.usage == Usage(calls=count)
+    assert sum(row.runs for row in spent) == count  # type: ignore[attr-defined]
     return count
 
 
@@ -367,7 +377,7 @@ def test_after_a_kill_of_the_server_each_acknowledged_commit_is_stored_once_and_
                 await owner.commit(f"block {count}", **step_of(owner, count))
                 assert await steps_of(store, name) == count + 1
                 total += 1
-        assert await store.usage() == Usage(calls=total)
+        assert [row.runs for row in await store.ledger(LedgerQuery())] == [total]
 
     errors = using(server.url, load)
     assert {type(error) for error in errors} == {StoreError} and sum(done.values()) >= acknowledged
@@ -572,7 +582,7 @@ def test_the_cost_of_a_page_does_not_depend_on_the_number_of_sessions(
             "query": store.query(user_id="u", agent="a", limit=3, cursor="0.0:200"),
             "ended": store.query(status="ended", order_by="updated_at", limit=3),
             "count": store.count(user_id="u"),
-            "usage": store.usage(),
+            "ledger": store.ledger(LedgerQuery()),
             "turns": store.turns(SessionKey("long"), after=200, limit=3),
             "events": store.events(SessionKey("long"), after=200, limit=3),
             "blocks": store.blocks([Span(owner.session.log, 200, 203)]),
@@ -624,14 +634,11 @@ async def test_numbers_keep_every_digit_and_sums_never_round(redis_url: str, red
         assert await store.runs(SessionKey("s"), after=big - 2) == [run] == [await store.run("r")]
         assert await store.events(SessionKey("s"), after=big - 2) == [an_event(big - 1, "k"), an_event(big)]
         assert await store.turns(SessionKey("s"), after=10**30) == []
-        usages = [Usage(input_tokens=big, cost=10.0**-exponent, seconds=0.1) for exponent in range(12)]
-        for index, session_usage in enumerate(usages):
-            await store.create(a_session(f"t{index}", usage=session_usage))
-        total = await store.usage()
-        assert total.input_tokens == 13 * big and total.output_tokens == 2**53 + 1
-        for index in range(12):
-            await store.delete(SessionKey(f"t{index}"))
-        assert repr(await store.usage()) == repr(usage)
+        spent = Usage(input_tokens=2**53, cost=1e-9, seconds=0.1)
+        for _ in range(100):
+            await owner.commit(spent=[a_row(usage=spent)])
+        (total,) = await store.ledger(LedgerQuery())
+        assert total.usage == Usage(input_tokens=100 * 2**53, cost=1e-7, seconds=10.0)
     audit(redis_server)
 
 
@@ -813,7 +820,7 @@ async def test_on_a_cluster_each_method_uses_one_node(own_server: OwnServer) -> 
         with server.client as client:
             slots.update(client.execute_command("CLUSTER", "KEYSLOT", key) for key in client.scan_iter())
         await store.delete(SessionKey("s"))
-        assert await store.count() == 1 and len(await store.query()) == 1 and await store.usage() == Usage()
+        assert (await store.count(), len(await store.query()), len(await store.ledger(LedgerQuery()))) == (1, 1, 1)
     assert len(slots) == 1
     audit(server)
 

@@ -20,6 +20,7 @@ from turnwise.memory.stores.conformance import (
     deliveries as contract_deliveries,
     failures as contract_failures,
     forks as contract_forks,
+    ledger as contract_ledger,
     listing as contract_listing,
     records as contract_records,
     sessions as contract_sessions,
@@ -153,6 +154,7 @@ def test_the_laws_are_all_checks() -> None:
         contract_failures,
         contract_deliveries,
         contract_webhooks,
+        contract_ledger,
     )
     checks = [value for part in parts for name, value in vars(part).items() if name.startswith("check_")]
     assert checks == list(contract.LAWS) and len(checks) > 40

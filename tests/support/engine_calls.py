@@ -62,7 +62,14 @@ class Recorder:
         self.parts.append(part)
         self.began.set()
 
-    def report(self, *, usage: Usage | None = None, stop_reason: str | None = None, model: str | None = None) -> None:
+    def report(
+        self,
+        *,
+        usage: Usage | None = None,
+        stop_reason: str | None = None,
+        model: str | None = None,
+        tool: str | None = None,
+    ) -> None:
         self.usage, self.stop_reason, self.model = usage, stop_reason, model
 
     @property

@@ -45,6 +45,7 @@ def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: b
     webhooks = [webhook for webhook in store.ask("webhooks") if webhook.user_id == user_id]
     for webhook in webhooks:
         Webhook(client, store, webhook).delete()
+    store.ask("forget_in_ledger", user_id)
     scope = Scope(user_id=user_id)
     items: dict[str, int] = {}
     erased: dict[str, Erasure] = {}

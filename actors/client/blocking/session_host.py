@@ -141,6 +141,11 @@ class SessionHost:
         cache = self._client.cache(self._ref)
         return self._started(self.ask(verbs.start(prompts, options, cache.held)), cache)
 
+    def rerun(self, prompts: tuple[Prompt, ...] | None, at: int | None, options: StartOptions) -> StartedRun:
+        """Answer a turn anew with the client's engine; see `start`."""
+        cache = self._client.cache(self._ref)
+        return self._started(self.ask(verbs.rerun(prompts, options, at=at, cached=cache.held)), cache)
+
     def say(self, text: str, key: str | None) -> StartedRun:
         """Store a text as an answer of the assistant's; see `Session.say`."""
         cache = self._client.cache(self._ref)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, date, datetime
 from difflib import get_close_matches
 from functools import partial, wraps
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from turnwise.errors import InvalidIdError, InvalidInputError, TooManyError, shown
 from turnwise.memory.conversation.events import KINDS, AnyEvent
+from turnwise.memory.conversation.ledger import LedgerField
 from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
 from turnwise.memory.conversation.model_params import ModelParams, check_params
 from turnwise.memory.conversation.output_type import MAX_RETRIES
@@ -273,6 +275,12 @@ def _removable(value: Any) -> Any:
     return value
 
 
+def _shown_turn(value: Any) -> Any:
+    if isinstance(value, Turn) or (type(value) is int and MIN_INTEGER <= value <= MAX_INTEGER):
+        return value
+    raise ValueError("must be a turn of the session, or its index")
+
+
 def _about(value: Any) -> Any:
     if isinstance(value, str):
         return _text(value)
@@ -345,6 +353,31 @@ def _secret(value: Any) -> str | None:
     return None if value is None else check_secret(value)
 
 
+def _day(value: Any) -> str:
+    """Return a day in UTC, as `2026-11-29`."""
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise ValueError("must have a time zone, or be a date")
+        value = value.astimezone(UTC).date()
+    if isinstance(value, str):
+        try:
+            value = date.fromisoformat(value)
+        except ValueError:
+            raise ValueError("must be a day, such as 2026-11-29") from None
+    if not isinstance(value, date):
+        raise ValueError("must be a date, or a text such as 2026-11-29")
+    return value.isoformat()
+
+
+def _ledger_fields(value: Any) -> tuple[LedgerField, ...]:
+    if not isinstance(value, list | tuple):
+        raise ValueError("must be a list of names")
+    names = tuple(few(value))
+    if wrong := [name for name in names if name not in get_args(LedgerField)]:
+        raise ValueError(f"{shown(wrong[0])} is none of {', '.join(get_args(LedgerField))}")
+    return tuple(dict.fromkeys(names))
+
+
 SessionId = Annotated[str, PlainValidator(partial(check_id, "session id"))]
 Addressee = Annotated[str, PlainValidator(partial(check_id, "to_session"))]
 UserId = Annotated[str, PlainValidator(partial(check_id, "user id"))]
@@ -370,6 +403,7 @@ Number = Annotated[int, Field(ge=MIN_INTEGER, le=MAX_INTEGER)]
 TurnRef = Annotated[int | str, PlainValidator(_turn_ref)]
 """The index of a turn, or its id."""
 Removable = Annotated[Turn | ChatMessage, PlainValidator(_removable)]
+ShownTurn = Annotated[Turn | int, PlainValidator(_shown_turn)]
 Limit = Annotated[int, Field(ge=1, le=MAX_COUNT), AfterValidator(_page_size)]
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Retries = Annotated[int, Field(ge=0, le=MAX_RETRIES)]
@@ -403,6 +437,8 @@ WebhookEvents = Annotated[Sequence[WebhookEvent], PlainValidator(_webhook_events
 CallIds = Annotated[tuple[Text, ...], BeforeValidator(few)]
 """Ids of calls of a webhook."""
 Secret = Annotated[str | None, PlainValidator(_secret)]
+Day = Annotated[date | str, PlainValidator(_day)]
+LedgerFields = Annotated[Sequence[LedgerField], PlainValidator(_ledger_fields)]
 Folder = Annotated[str | Path, PlainValidator(_folder)]
 
 

@@ -64,6 +64,27 @@ class RunOptions(LaterRunOptions, total=False):
     on_event: EventSink | None
 
 
+class RerunOptions(TypedDict, total=False):
+    """The options of `Session.rerun`: those of `Session.run`, which describes them, but for what a busy session does.
+
+    All may be omitted.
+    """
+
+    parent: str | None
+    timeout_s: float | None
+    labels: Mapping[str, str] | None
+    memory: MemoryUse | bool | None
+    model: str | None
+    params: ModelParams | None
+    output: type[Any] | Mapping[str, Any] | None
+    output_retries: int
+    instructions: str | None
+    tools: Sequence[Tool] | None
+    turn_id: str | None
+    idempotency_key: str | None
+    on_event: EventSink | None
+
+
 def settings_of(options: RunOptions) -> StartOptions:
     """Return the options of a run as a session's process gets them. Large schemas take long.
 

@@ -15,6 +15,7 @@ from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.text_model import EngineModel
 from turnwise.errors import LongTermMemoryError, TurnwiseError
 from turnwise.memory.background import log_failure, putting_off_after
+from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.longterm.base import (
     ItemChanges,
@@ -33,6 +34,7 @@ from turnwise.memory.longterm.base import (
     trouble_of,
 )
 from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
+from turnwise.memory.longterm.model_usage import billed_to
 from turnwise.memory.longterm.recall import word_frequency as frequency
 from turnwise.memory.longterm.retention.about import mentions
 from turnwise.memory.longterm.retention.deletion import Erasure, erase
@@ -121,16 +123,19 @@ class MemoryHost:
         self._writes = Batcher(self._write_many)
 
     async def call(self, request: bytes) -> bytes:
-        """Carry out a pickled verb with its arguments; return its answer, or `Refused`, pickled.
+        """Carry out a pickled verb with its arguments; return its answer, or `Refused`, and what models spent, pickled.
 
         A request may say for how many seconds its caller waits. It is cancelled then, and what it does on threads ends.
         """
         verb, args, kwargs, *waits = pickle.loads(request)
         waits_s: float | None = waits[0] if waits else None
-        limit = asyncio.timeout(waits_s)
+        limit, spent = asyncio.timeout(waits_s), list[tuple[Usage, str | None]]()
         try:
             async with limit:
-                with nullcontext() if waits_s is None else putting_off_after(INDEXING_SHARE * waits_s):
+                with (
+                    billed_to(lambda *usage: spent.append(usage)),
+                    nullcontext() if waits_s is None else putting_off_after(INDEXING_SHARE * waits_s),
+                ):
                     answer = await getattr(self, f"do_{verb}")(*args, **kwargs)
         except TurnwiseError as error:
             answer = Refused(error)
@@ -139,7 +144,7 @@ class MemoryHost:
             if limit.expired():
                 reason = f"the memory has not answered within {waits_s:g} s"
             answer = Refused(LongTermMemoryError(reason))
-        return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps((answer, spent), pickle.HIGHEST_PROTOCOL)
 
     async def do_warm(self) -> None:
         await asyncio.gather(self._memory(), asyncio.to_thread(frequency.load))

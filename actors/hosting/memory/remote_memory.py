@@ -27,6 +27,7 @@ from turnwise.memory.longterm.base import (
     label_of,
 )
 from turnwise.memory.longterm.memory_types import MemoryType
+from turnwise.memory.longterm.model_usage import bill_model_usage
 from turnwise.memory.longterm.retention.deletion import Erasure
 from turnwise.memory.stores.base import Page
 from turnwise.strategies.flush_to_memory import FlushToMemory
@@ -172,7 +173,7 @@ class RemoteMemory:
         until = (waits_s,) if verb in _GIVEN_UP else ()
         request = pickle.dumps((verb, args, kwargs, *until), pickle.HIGHEST_PROTOCOL)
         try:
-            answer = pickle.loads(await self._bounded(request, waits_s, is_recall))
+            answer, spent = pickle.loads(await self._bounded(request, waits_s, is_recall))
         except LongTermMemoryError:
             self._failures += 1
             if self._failures >= FAILURES:
@@ -180,6 +181,8 @@ class RemoteMemory:
             raise
         # A refusal is an answer, too. That the host gave up is not: its time begins after this one, so it ends later.
         self._failures = 0
+        for usage, model in spent:
+            bill_model_usage(usage, model)
         if isinstance(answer, Refused):
             raise answer.error
         return answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
@@ -12,7 +13,7 @@ from typing import Any, NoReturn
 
 from turnwise.actors.inference.engine import SessionView
 from turnwise.actors.inference.timeline import Timeline
-from turnwise.errors import ToolError
+from turnwise.errors import InvalidInputError, ToolError, shown
 from turnwise.memory.deliveries.schedule_access import ScheduleAccess
 from turnwise.memory.longterm.memory_access import MemoryAccess
 from turnwise.memory.values.frozen_json import FrozenDict
@@ -116,6 +117,9 @@ class ToolContext:
     timeline: Timeline | None = field(default=None, compare=False, repr=False)
     """Adds events to the run; None in another process."""
 
+    add_cost: Callable[[float], object] | None = field(default=None, compare=False, repr=False)
+    """Adds to what the call has cost; None in another process."""
+
     def event(self, name: str, data: Mapping[str, Any] | None = None) -> None:
         """Add an event of your own to the run, within this call: see `StepContext.event`.
 
@@ -133,6 +137,22 @@ class ToolContext:
         """Return a context manager whose body is a named step within this call: see `StepContext.step`."""
         return self._own_timeline.step(name)
 
+    def charge(self, cost: float) -> None:
+        """Add to what this call has cost, in the currency of `SessionConfig.prices`. From any thread.
+
+        The run's usage has it, so budgets count it, and the ledger has it under the tool's name: see `manager.usage`.
+
+        Raises:
+            InvalidInputError: the cost is below 0, or not finite.
+            ToolError: the tool runs in another process, on Ray.
+        """
+        if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost < math.inf:
+            raise InvalidInputError("cost", shown(cost), "must be a number from 0")
+        if self.add_cost is None:
+            reason = f"call {self.call_id!r} runs in another process, where it cannot be charged to run {self.run_id!r}"
+            raise ToolError(f"{reason}: return the cost to a tool in the session's process, which charges it")
+        self.add_cost(float(cost))
+
     @property
     def _own_timeline(self) -> Timeline:
         if self.timeline is None:
@@ -141,7 +161,7 @@ class ToolContext:
         return self.timeline
 
     def __reduce__(self) -> tuple[Callable[[], ToolContext], tuple[()]]:
-        here = ("memory", "schedules", "timeline")
+        here = ("memory", "schedules", "timeline", "add_cost")
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in here}
         return functools.partial(ToolContext, **values), ()
 

@@ -296,7 +296,8 @@ class _Calls:
         events, self._events = self._events, []
         states, self._states = self._states, {}
         started = [self._ready.popleft() for kind, _ in events if kind is ToolStarted]
-        self._context.report(usage=Usage(tool_calls=len(started)))
+        for use in started:
+            self._context.report(usage=Usage(tool_calls=1), tool=use.name)
         suspends = self._is_waiting and not (started or self._ready or self._running)
         try:
             self._turn = await self._context.record(*blocks, events=events, calls=states, suspends=suspends)
@@ -357,6 +358,7 @@ class _Calls:
             memory=self._context.memory,
             schedules=self._context.schedules,
             timeline=Timeline(self._context.add_event, self._context.run_id, use.call_id),
+            add_cost=lambda cost: self._context.report(usage=Usage(cost=cost), tool=use.name),
             cancelled=self._signal,
         )
 

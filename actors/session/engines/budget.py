@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any
+from datetime import UTC, date, datetime
+from typing import Annotated, Any, TypeAlias
 
 from pydantic import PlainValidator
 
+from turnwise.memory.conversation.ledger import COST_DIGITS
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.values.checked_settings import checked_settings
 
@@ -17,6 +19,16 @@ def _limit(value: Any) -> Any:
     if not 0 < value < math.inf:
         raise ValueError("must be more than 0 and finite, or None for no limit")
     return value
+
+
+def _date(value: Any) -> Any:
+    try:
+        day = date.fromisoformat(value) if isinstance(value, str) else value
+    except ValueError:
+        day = None if value is None else value
+    if day is not None and type(day) is not date:
+        raise ValueError("must be a date, such as 2026-11-29")
+    return day
 
 
 def _price(value: Any) -> Any:
@@ -94,6 +106,8 @@ class Price:
     output: Annotated[float, _PRICE]
     cached: Annotated[float, _PRICE] | None = None
     """The price of input that the provider had cached; the `input` price if omitted."""
+    since: Annotated[date | None, PlainValidator(_date)] = None
+    """The first day, in UTC, of runs that cost this; a date, or a text such as `2026-11-29`. Always, if omitted."""
 
     def of(self, usage: Usage) -> float:
         """Return what this usage costs."""
@@ -102,6 +116,23 @@ class Price:
         return (fresh * self.input + usage.cached_tokens * cached + usage.output_tokens * self.output) / 1_000_000
 
 
+Prices: TypeAlias = Mapping[str, Price | Sequence[Price]]
+"""The prices of models, by the model's name; several of a model hold from different days on."""
+
+
+def price_at(prices: Prices, model: str, time_s: float) -> Price | None:
+    """Return the price of a model for what begins at a time, in seconds since the epoch: the newest that holds then."""
+    prices_of_model = prices.get(model, ())
+    if isinstance(prices_of_model, Price):
+        if prices_of_model.since is None:
+            return prices_of_model
+        prices_of_model = (prices_of_model,)
+    day = datetime.fromtimestamp(time_s, UTC).date()
+    valid = [price for price in prices_of_model if price.since is None or price.since <= day]
+    return max(valid, key=lambda price: price.since or date.min, default=None)
+
+
 def priced(usage: Usage, price: Price | None) -> Usage:
-    """Return the usage with its cost, if there is a price and the engine gave none."""
-    return replace(usage, cost=price.of(usage)) if price and not usage.cost else usage
+    """Return the usage with its cost, by the price if the engine gave none, to `COST_DIGITS` decimals."""
+    cost = price.of(usage) if price and not usage.cost else usage.cost
+    return replace(usage, cost=round(cost, COST_DIGITS)) if cost else usage

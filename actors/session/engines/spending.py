@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from turnwise.actors.inference.engine import Suspend
-from turnwise.actors.session.engines.budget import exceeded, priced, share, spent_of
+from turnwise.actors.session.engines.budget import exceeded, price_at, priced, share, spent_of
 from turnwise.actors.session.engines.call_counting import CallCounter
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.state.active_run import ActiveRun, count_grants
@@ -26,17 +26,22 @@ class Spending:
         self._engines = engines
         self._counter = CallCounter(state, engines)
 
-    def price(self, usage: Usage, model: str | None) -> Usage:
+    def price(self, usage: Usage, model: str | None, started_at: float | None = None) -> Usage:
         """Return the usage with its cost.
+
+        Args:
+            started_at: when the run has started that pays for it, by whose time prices hold; now, if omitted.
 
         Raises:
             EngineError: a budget limits the cost, and the model has no price.
         """
         config = self._engines.config
-        usage = priced(usage, config.prices.get(model or ""))
+        time_s = self._state.journal.clock() if started_at is None else started_at
+        price = price_at(config.prices, model or "", time_s)
+        usage = priced(usage, price)
         budgets = (config.run_budget, config.session_budget)
         # Usage without tokens, such as tool calls, needs no price.
-        unpriced = usage.input_tokens + usage.output_tokens and not usage.cost and model not in config.prices
+        unpriced = usage.input_tokens + usage.output_tokens and not usage.cost and price is None
         if unpriced and any(budget and budget.cost for budget in budgets):
             message = f"a budget limits the cost, and model {model!r} has no price: add it to SessionConfig(prices=...)"
             raise EngineError(message)

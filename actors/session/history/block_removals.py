@@ -11,7 +11,17 @@ from turnwise.actors.session.window.leaving_out import without
 from turnwise.errors import InvalidInputError, SessionInUseError, TurnNotFoundError, shown
 from turnwise.memory.conversation.calls.call_pairs import pairs_of
 from turnwise.memory.conversation.events import BlocksRemoved
-from turnwise.memory.conversation.spans import Spans, join, overlap, places, size, subtract, to_places, union
+from turnwise.memory.conversation.spans import (
+    Spans,
+    join,
+    overlap,
+    places,
+    size,
+    subtract,
+    subtract_in_order,
+    to_places,
+    union,
+)
 from turnwise.memory.conversation.turns import TurnRecord
 
 
@@ -79,8 +89,8 @@ class Removals:
         turns: list[TurnRecord] = []
         dropped: list[int] = []
         if is_waiting:
-            prompt = _subtract_in_order(turn.prompt, new)
-            remaining = replace(turn, prompt=prompt, appended=_subtract_in_order(turn.appended, new))
+            prompt = subtract_in_order(turn.prompt, new)
+            remaining = replace(turn, prompt=prompt, appended=subtract_in_order(turn.appended, new))
             turns, dropped = ([remaining], []) if remaining.prompt else ([], [index])
         else:
             turn = replace(turn, removed=union(turn.removed, new))
@@ -123,8 +133,3 @@ class Removals:
             return [turn], head
         head = replace(head, carried=remaining, removed=union(head.removed, removed))
         return [turn, head], head
-
-
-def _subtract_in_order(spans: Spans, removed: Spans) -> Spans:
-    """Return `spans` without the positions of `removed`, in order."""
-    return join(*(subtract([span], removed) for span in spans))

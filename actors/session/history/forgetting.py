@@ -31,11 +31,12 @@ from turnwise.errors import (
     TurnNotFoundError,
 )
 from turnwise.memory.conversation.blocks import CLEARED, Summary, encode
+from turnwise.memory.conversation.branches import cleared as cleared_branches, is_shown, shown_among
 from turnwise.memory.conversation.events import Event, SetsInput, TurnForgotten, TurnsCleared
 from turnwise.memory.conversation.remainder import from_user
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Seen, Span, Spans, join, overlap, places, subtract, to_places, union
-from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.conversation.turns import TurnRecord, turn_id
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.longterm.base import Scope, is_read_only
 from turnwise.memory.longterm.retention.deletion import Erasure, erase
@@ -142,7 +143,8 @@ class Forgetting:
         may leave the turns' events in the history store: repeat the call.
 
         Args:
-            keep_last: how many turns stay, the pending one included.
+            keep_last: how many shown turns stay, the pending one included. Versions that are younger than the first of
+                them stay, too.
             memory: if false, memories keep what they have of the turns.
             verify: see `forget_turn`.
             updated_at: clear only if the session's last commit was at this time.
@@ -164,7 +166,11 @@ class Forgetting:
             if updated_at not in (None, self._journal.session.updated_at):
                 raise SessionChangedError(self._state.session_id)
             turns = await self._all_turns()
-            removed, remaining = (turns[:-keep_last], turns[-keep_last:]) if keep_last else (turns, [])
+            is_among = shown_among(self._journal.session.branches)
+            shown = [turn for turn in turns if is_among(turn.index)]
+            first = shown[-keep_last:][0].index if keep_last and shown else self._journal.session.next_index
+            removed = [turn for turn in turns if turn.index < first]
+            remaining = turns[len(removed) :]
             waiting = sum(self._progress.make_private(turn.index) for turn in removed)
             done = Forgotten(waiting=waiting, was_checked=bool(memory and verify))
             await self._compaction.stop()
@@ -190,12 +196,15 @@ class Forgetting:
     ) -> Forgotten:
         """Store a history of the `remaining` turns only, in one commit."""
         session, blocks = self._journal.session, self._journal.blocks
+        first = remaining[0].index if remaining else session.next_index
+        session = replace(session, branches=cleared_branches(session.branches, first))
         remaining_blocks = _remaining_blocks(session, removed, remaining)
         turns, summaries = [], 0
+        removed_ids = {turn_id(session.session_id, turn.index) for turn in removed}
         for turn in remaining:
             continued, input_summaries = await self._restrict(turn.input, remaining_blocks)
             carried, carried_summaries = await self._restrict(turn.carried, remaining_blocks)
-            parent = None if turn is remaining[0] else turn.parent
+            parent = None if turn is remaining[0] or turn.parent in removed_ids else turn.parent
             turns.append(replace(turn, parent=parent, input=continued, carried=carried))
             summaries += input_summaries + carried_summaries
         spans = union(*(part for turn in turns for part in (turn.prompt, turn.input, turn.carried, turn.output)))
@@ -203,7 +212,8 @@ class Forgetting:
         cleared = encode(CLEARED)
         gone_places = subtract((Span(session.log, 0, session.log_size),), stay)
         last = removed[-1].index
-        head = next((turn for turn in reversed(turns) if not turn.is_open), None)
+        ended = (turn for turn in reversed(turns) if not turn.is_open)
+        head = next((turn for turn in ended if is_shown(session.branches, turn.index)), None)
         base = to_places(head.base if head else (), session.log)
         values = {"input": base, "up_to": last, "turns": len(removed), "key": key}
         await blocks.load(spans)
@@ -301,6 +311,7 @@ class Forgetting:
                     done += await self._forget_in_memories(verify=verify)
                 if self._journal.session.called_by is not None:
                     await self._hand_back_results()
+                await self._transactor.store_unbilled()  # for the ledger, which stays
                 turns = await self._journal.delete()
             except BaseException:
                 self._ingestion.load()

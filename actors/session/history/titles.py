@@ -10,6 +10,7 @@ from functools import partial
 from turnwise.actors.inference.completion import CompletionContext, ask, within
 from turnwise.actors.inference.no_answer import NoAnswer
 from turnwise.actors.session.engines.session_engines import SessionEngines
+from turnwise.actors.session.engines.side_bill import SideBill
 from turnwise.actors.session.engines.spending import Spending
 from turnwise.actors.session.state.session_tasks import SessionTasks
 from turnwise.actors.session.state.state import SessionState
@@ -19,7 +20,6 @@ from turnwise.memory.background import log_failure
 from turnwise.memory.conversation.blocks import System, User, answer_text
 from turnwise.memory.conversation.events import TitleChanged
 from turnwise.memory.conversation.turns import TurnRecord
-from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.values.plain_text import plain
 
 LAST_INDEX = 2
@@ -63,14 +63,17 @@ class Titles:
         state: SessionState,
         transactor: Transactor,
         engines: SessionEngines,
-        spending: Spending,
         tasks: SessionTasks,
+        *,
+        spending: Spending,
+        bill: SideBill,
     ) -> None:
         self._state = state
         self._journal = state.journal
         self._transactor = transactor
         self._engines = engines
         self._spending = spending
+        self._bill = bill
         self._tasks = tasks
         self._work: asyncio.Task[None] | None = None
 
@@ -94,23 +97,23 @@ class Titles:
             answer = answer_text(await self._journal.blocks.read(turn.output))
             conversation = f"User: {prompts[:SHOWN_CHARS]}\n\nAssistant: {answer[:SHOWN_CHARS]}"
             request = [System(text=INSTRUCTIONS), User(text=conversation)]
-            context, grace_s = CompletionContext(self._state.view(), self._bill), self._engines.config.cancel_grace_s
+            context = CompletionContext(self._state.view(), partial(self._bill.charge, "title"))
+            grace_s = self._engines.config.cancel_grace_s
             call = partial(ask, resources.builder, request, context, self._engines.off_loop, grace_s)
-            if title := title_of(answer_text(await within(call, TIMEOUT_S, grace_s))):
-                await self._transactor.run(partial(self._store, title))
+            title = title_of(answer_text(await within(call, TIMEOUT_S, grace_s)))
+            await self._transactor.run(partial(self._store, title))
         except LimitError:
             return  # the session's budget is used up, of which runs tell
         except Exception as error:  # noqa: BLE001 - whatever an engine raises, a title is never in the way
             if not self._journal.lost:
                 log_failure(self._tasks.name("giving it a title"), error)
 
-    def _bill(self, usage: Usage, model: str | None) -> None:
-        self._transactor.add_unbilled(self._spending.price(usage, model))
-
     async def _store(self, title: str) -> None:
         session = self._journal.session
-        if not session.title and session.status != "ended":
+        if title and not session.title and session.status != "ended":
             await self._transactor.commit(replace(session, title=title), [(TitleChanged, {"title": title})])
+        else:
+            await self._transactor.store_unbilled()
 
 
 def title_of(answer: str) -> str:

@@ -13,6 +13,7 @@ from turnwise.actors.inference.engine import NewEvent
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.config import scope_of
 from turnwise.actors.session.engines.session_engines import SessionEngines
+from turnwise.actors.session.engines.side_bill import SideBill
 from turnwise.actors.session.memory.unsaved_turns import SavingProgress, use_of
 from turnwise.actors.session.state.session_tasks import SessionTasks
 from turnwise.actors.session.state.state import SessionState
@@ -72,6 +73,8 @@ class MemoryIngestion:
         engines: SessionEngines,
         tasks: SessionTasks,
         progress: SavingProgress,
+        *,
+        bill: SideBill,
     ) -> None:
         self._state = state
         self._journal = state.journal
@@ -79,6 +82,7 @@ class MemoryIngestion:
         self._engines = engines
         self._tasks = tasks
         self._progress = progress
+        self._bill = bill
         self._is_paused = False
         """Whether saving is paused."""
         self._find_task: asyncio.Task[None] | None = None
@@ -218,6 +222,7 @@ class MemoryIngestion:
                 if pauses.failures:
                     pauses.reset()
                     await self._store_event((MemoryCaughtUp, {"memory": slot.name}))
+            await self._bill.store()
 
     async def _send(self, slot: MemorySlot, turns: Sequence[TurnBlocks]) -> None:
         read = [(turn, await self._items(turn)) for turn in turns]
@@ -225,7 +230,9 @@ class MemoryIngestion:
         items = [item for turn, turn_items in read if self._progress.is_current(turn) for item in turn_items]
         if not items:
             return
-        call = self._tasks.spawn(_remember(slot, scope_of(self._journal.session, self._engines.config.memory), items))
+        scope = scope_of(self._journal.session, self._engines.config.memory)
+        with self._bill.of("extraction"):
+            call = self._tasks.spawn(_remember(slot, scope, items))
         self._in_flight.add(call)
         call.add_done_callback(self._in_flight.discard)
         await ended(call, self._tasks.name(f"saving in {slot.name}"))

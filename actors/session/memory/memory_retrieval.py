@@ -15,11 +15,13 @@ from turnwise.actors.memory.config import MemoryConfig, scope_of
 from turnwise.actors.memory.session_memory_access import SessionMemoryAccess
 from turnwise.actors.session.engines.run_resources import RunResources
 from turnwise.actors.session.engines.session_engines import SessionEngines
+from turnwise.actors.session.engines.side_bill import SideBill
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.session_tasks import SessionTasks
 from turnwise.actors.session.state.state import SessionState
 from turnwise.memory.conversation.blocks import Block, Document, Recalled, System, User
+from turnwise.memory.conversation.branches import is_shown
 from turnwise.memory.conversation.events import LeftOut, MemoryDegraded, MemoryFailed, MemoryRecalled
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.spans import subtract
@@ -61,12 +63,18 @@ class MemoryRetrieval:
     """
 
     def __init__(
-        self, state: SessionState, engines: SessionEngines, tasks: SessionTasks, ingestion: MemoryIngestion
+        self,
+        state: SessionState,
+        engines: SessionEngines,
+        tasks: SessionTasks,
+        ingestion: MemoryIngestion,
+        bill: SideBill,
     ) -> None:
         self._state = state
         self._engines = engines
         self._tasks = tasks
         self._ingestion = ingestion
+        self._bill = bill
         self._forget_count = 0
         """How many times memories have forgotten items; results of earlier searches may contain them."""
 
@@ -88,6 +96,7 @@ class MemoryRetrieval:
             turn_index=turn_index,
             is_reading=is_reading,
             all_memories=SessionMemories(resources.all_memories, resources.notes, self._ingestion.unsaved_items),
+            billed=self._bill.of,
         )
 
     async def recall(self, run: ActiveRun) -> None:
@@ -200,13 +209,15 @@ class MemoryRetrieval:
         )
         counter, answers = _counter(run.run_resources), list[tuple[MemorySlot, Sequence[MemoryItem]]]()
         profiles: dict[str, Sequence[MemoryItem]] = {}
+        branches = self._state.journal.session.branches
         for slot, result in results:
             if isinstance(result, Exception):
                 self._state.publish_live(run, MemoryFailed, {"memory": slot.name, "why": reason(result)})
                 continue
             if isinstance(result, Reminder) and result.profile:
                 profiles[slot.name] = result.profile
-            answers.append((slot, result.items if isinstance(result, Reminder) else result))
+            items = result.items if isinstance(result, Reminder) else result
+            answers.append((slot, [item for item in items if not self._is_of_hidden_turn(item)] if branches else items))
         at_most = min(config.profile_tokens, _memory_limit(run) // SHARE)
         run.profile = make_profile(profiles, counter=counter, max_tokens=at_most)
         retrieved: dict[str, RetrievalResult] = {}
@@ -218,6 +229,12 @@ class MemoryRetrieval:
                 self._state.publish_live(run, MemoryDegraded, {"memory": slot.name, "why": trouble})
         return retrieved, forget_count
 
+    def _is_of_hidden_turn(self, item: MemoryItem) -> bool:
+        """Return whether an item is of a turn of this session in place of which another version is shown."""
+        source, session = item.source, self._state.journal.session
+        index = source.turn_index if source.session_id == session.session_id else None
+        return index is not None and not is_shown(session.branches, index)
+
     async def _search_one(
         self, slot: MemorySlot, query: str, config: MemoryConfig
     ) -> Sequence[MemoryItem] | Reminder | Exception:
@@ -227,7 +244,8 @@ class MemoryRetrieval:
         if slot.limits_categories:
             options["per_category"] = True
         try:
-            with part("recall", lambda: {"memory": slot.name, "query": query, "limit": config.max_results}) as search:
+            asked = {"memory": slot.name, "query": query, "limit": config.max_results}
+            with part("recall", lambda: asked) as search, self._bill.of("recall"):
                 result: Sequence[MemoryItem] | Reminder
                 if isinstance(slot.memory, Reminding):
                     result = await slot.memory.remind(self._scope, query, **options)

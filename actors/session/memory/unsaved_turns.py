@@ -81,11 +81,12 @@ class SavingProgress:
         self._has = {slot.name: self._saved for slot in self.writable}
 
     def load(self, session: SessionRecord, head: TurnRecord | None) -> None:
-        """Load the mark from the session's row."""
+        """Load the mark from the session's row. Turns that are not shown are saved as well."""
         self._saved = max(self._saved, session.saved)
         self._drop_saved()
         self._has = {name: max(has, self._saved) for name, has in self._has.items()}
-        self._is_behind = head is not None and head.index > self._saved
+        newest = max(head.index if head else -1, session.branches[-1].start - 1 if session.branches else -1)
+        self._is_behind = newest > self._saved
 
     def set_behind(self, is_behind: bool) -> None:
         """Set whether the store has turns above the mark that are not known here."""

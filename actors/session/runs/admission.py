@@ -16,6 +16,7 @@ from turnwise.actors.inference.observing import NO_OPERATION, within
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.engines.run_resources import RunResources
 from turnwise.actors.session.engines.session_engines import SessionEngines
+from turnwise.actors.session.history.versions import Replacement, Versions
 from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
 from turnwise.actors.session.runs.run_driver import RunDriver
 from turnwise.actors.session.state.active_run import ActiveRun
@@ -109,16 +110,34 @@ class StartOptions(TypedDict, total=False):
     trace: Mapping[str, str] | None
 
 
+@dataclass(frozen=True)
+class _Rerun:
+    """Which turn a run answers anew."""
+
+    at: int | None
+    """Its index; None for the last turn that ended."""
+    keeps_prompt: bool
+    """Whether the run has the prompt of that turn."""
+
+
 class _StartRequest:
     """A requested run: its options, its prompts as blocks, and the resources that it will use."""
 
     def __init__(
-        self, options: StartOptions, blocks: list[Block], encoded: list[str], run_resources: RunResources
+        self,
+        options: StartOptions,
+        blocks: list[Block],
+        encoded: list[str],
+        run_resources: RunResources,
+        rerun: _Rerun | None = None,
     ) -> None:
         self.options = options
         self.blocks = blocks
         self.encoded = encoded
         self.run_resources = run_resources
+        self.rerun = rerun
+        self.replacement: Replacement | None = None
+        """What the run stores in place of the turn that it answers anew."""
         self.run_id = options["run_id"]
         self.turn_id = options.get("turn_id")
         self.if_busy: IfBusy = options.get("if_busy", "reject")
@@ -162,6 +181,7 @@ class RunAdmission:
         retrieval: MemoryRetrieval,
         compaction: WindowCompaction,
         reads: SessionReads,
+        versions: Versions,
     ) -> None:
         self._state = state
         self._journal = state.journal
@@ -171,6 +191,7 @@ class RunAdmission:
         self._retrieval = retrieval
         self._compaction = compaction
         self._reads = reads
+        self._versions = versions
 
     async def append(self, prompts: Sequence[Prompt], key: str) -> int:
         """Store prompts for the next run; return the index of that run's turn.
@@ -265,7 +286,34 @@ class RunAdmission:
             InvalidInputError: labels or instructions are larger than `SessionConfig` allows, or the engine does not
                 support a parameter, a choice of model, typed output, instructions or tools; nothing was stored.
         """
-        request = await self._make_request(prompts, options)
+        return await self._start_once(await self._make_request(prompts, options))
+
+    async def rerun(self, prompts: Sequence[Prompt] | None, at: int | None, **options: Unpack[StartOptions]) -> Started:
+        """Start a run that answers a turn anew, with other prompts or its own; durable on return.
+
+        One commit stores the run and its turn, which is shown in place of the other one from then on. The other one,
+        and what was answered after it, stay as they are: see `Versions`. The turn's own prompts are stored again, so
+        that each block belongs to one turn. If the new turn is dropped, what was shown before is shown again.
+
+        Args:
+            prompts: None for those of the turn.
+            at: the index of the turn, which must be shown; None for the last one that has ended.
+            options: see `start`; `if_busy` is `reject`.
+
+        Raises:
+            TurnNotFoundError: the session has no such turn; nothing was stored.
+            TurnReplacedError: another version of it is shown, for example since it was answered anew meanwhile; nothing
+                was stored.
+            SessionInUseError: a run is active or queued; nothing was stored.
+            InvalidInputError: prompts that were stored by `append` wait for a run; nothing was stored.
+            TooManyVersionsError: the session has `MAX_BRANCHES` branches; nothing was stored.
+            EmptyTurnError: the turn has no prompts, or they were forgotten or removed; nothing was stored.
+            TurnwiseError: see `start`.
+        """
+        return await self._start_once(await self._make_request(prompts or (), options, _Rerun(at, prompts is None)))
+
+    async def _start_once(self, request: _StartRequest) -> Started:
+        """Store a run; return the existing run if the same run was requested before."""
         try:
             return await self._transactor.run(partial(self._start, request))
         except DuplicateKeyError as error:
@@ -419,13 +467,15 @@ class RunAdmission:
             await self._check_turn_id(request.turn_id)
         return None
 
-    async def _make_request(self, prompts: Sequence[Prompt], options: StartOptions) -> _StartRequest:
+    async def _make_request(
+        self, prompts: Sequence[Prompt], options: StartOptions, rerun: _Rerun | None = None
+    ) -> _StartRequest:
         """Return the request of a run, whose prompts and options can be stored."""
         _check_labels(options.get("labels") or {}, self._engines.config)
         _check_instructions(options.get("instructions"), self._engines.config)
         _check_debounce(options)
         blocks, encoded = await self._accept(prompts)
-        return _StartRequest(options, blocks, encoded, self._engines.whole)
+        return _StartRequest(options, blocks, encoded, self._engines.whole, rerun)
 
     async def _start(self, request: _StartRequest) -> Started:
         """Store a run, unless it is dropped. Call it within a change.
@@ -436,6 +486,8 @@ class RunAdmission:
             self._preempt(started.run_id, request.if_busy)
             return started
         try:
+            if request.rerun:
+                await self._replace(request, request.rerun)
             record = self._checked_record(request)
             merging = self._mergeable_runs(request, record)
             self._check_room(request, merging)
@@ -454,6 +506,15 @@ class RunAdmission:
         record = self._with_trace(request, record)
         return await (self._merge(request, record, merging) if merging else self._store(request, record))
 
+    async def _replace(self, request: _StartRequest, rerun: _Rerun) -> None:
+        """Find what the run stores in place of a turn; if it keeps the turn's prompts, take them. See `Versions`."""
+        request.replacement = replacement = await self._versions.replacement(rerun.at)
+        if rerun.keeps_prompt:
+            max_bytes = self._engines.config.max_prompt_bytes
+            request.blocks, request.encoded = accept(
+                self._state.session_id, replacement.prompt, max_bytes, self._refusal
+            )
+
     def _with_trace(self, request: _StartRequest, record: RunRecord) -> RunRecord:
         """Have telemetry follow the run; return its record with the trace context."""
         depth, caller = len(self._state.open_runs), request.options.get("trace")
@@ -467,6 +528,7 @@ class RunAdmission:
     async def _store(self, request: _StartRequest, record: RunRecord) -> Started:
         """Commit a run as running, or as queued behind the active one; then launch it, or cancel the active one."""
         active, if_busy, operation = self._state.active, request.if_busy, request.operation
+        replacement, head = request.replacement, self._state.head
         begins = if_busy != "debounce" and (self._state.busy is None or not (active or if_busy not in _CLEARS_QUEUE))
         blocks, run_queue, now = request.blocks, self._state.run_queue, record.created_at
         cancelled = list(run_queue.queue) if if_busy in _CLEARS_QUEUE else []
@@ -474,6 +536,8 @@ class RunAdmission:
         end_fields = {"code": REPLACED, "successor": record.run_id} if if_busy == "latest" else {}
         ends = [run.ended("cancelled", reason, now, **end_fields) for run in cancelled]
         span, session = self._journal.extend(len(blocks))
+        if replacement:
+            session, head = replace(session, branches=replacement.branches), replacement.head
         moved_prompts = kept_prompts(cancelled, discard=if_busy in _DISCARDS)
         turn = with_earlier_prompts(run_queue.next_turn(session.next_index, now), moved_prompts)
         try:
@@ -484,49 +548,40 @@ class RunAdmission:
                 return started
             raise
         prompts, search = (*self._journal.blocks.cache.read(turn.prompt), *blocks), None
-        if begins and record.says is None:
+        if begins and record.says is None and not replacement:  # its query depends on the turn that it continues
             with within(operation):
                 search = await self._retrieval.search_early(request.run_resources, record.memory, prompts)
         turn = replace(
             turn, run_id=record.run_id, turn_id=request.turn_id, status="queued", prompt=join(turn.prompt, (span,))
         )
-        record = replace(record, turn_index=turn.index, first_seq=self._journal.log.next_seq() + len(ends))
+        before = [*map(end_event, ends), *([replacement.event] if replacement else [])]
+        record = replace(record, turn_index=turn.index, first_seq=self._journal.log.next_seq() + len(before))
         run = ActiveRun(self._state.view(), record, turn, request.run_resources)
         run.operation = operation
         added = {"span": (span.start, span.stop), "blocks": tuple(blocks)} if blocks else {}
         event: NewEvent = RunQueued, {**about(record), **added}
         if begins:
             run.search = search
-            run.record, run.turn = self._driver.begin(record, turn, self._state.head)
-            event = start_event(run.record, run.turn, self._state.head, session, prompts)
+            run.record, run.turn = self._driver.begin(record, turn, head)
+            run.turn = replacement.continued(run.turn) if replacement else run.turn
+            event = start_event(run.record, run.turn, head, session, prompts, names_input=replacement is not None)
         if request.turn_id is not None:
             event[1].update({"turn_id": request.turn_id, "key": turn_key(request.turn_id)})
         if begins and record.says is not None:
-            ended = self._driver.said(run, record.says, session)
-            await self._transactor.commit(
-                ended.session,
-                [event, ended.event],
-                blocks=ended.blocks,
-                turns=[ended.turn],
-                new_run=ended.record,
-                live=False,
-                deliveries=request.delivery_changes(now),
-            )
-            run_queue.clear_pending()
-            self._driver.note_said(run, ended)
-            return Started(run.run_id, turn.index)
+            return await self._store_said(request, run, record.says, event, session)
         await self._transactor.commit(
             session,
-            [*map(end_event, ends), event],
+            [*before, event],
             blocks=blocks,
             encoded=request.encoded,
-            turns=[run.turn],
+            turns=[*(replacement.turns if replacement else ()), run.turn],
             dropped_turns=[run.turn.index for run in cancelled],
             new_run=run.record,
             runs=ends,
             live=begins or active is not None,
             deliveries=request.delivery_changes(now),
         )
+        self._state.continue_from(head)
         run_queue.clear_pending()
         run_queue.apply((), cancelled)
         for preempted, end in zip(cancelled, ends, strict=True):
@@ -538,6 +593,24 @@ class RunAdmission:
         self._driver.watch_queue()
         self._preempt(run.run_id, if_busy)
         return Started(run.run_id, turn.index)
+
+    async def _store_said(
+        self, request: _StartRequest, run: ActiveRun, text: str, event: NewEvent, session: SessionRecord
+    ) -> Started:
+        """Commit a run that says a text as ended."""
+        ended = self._driver.said(run, text, session)
+        await self._transactor.commit(
+            ended.session,
+            [event, ended.event],
+            blocks=ended.blocks,
+            turns=[ended.turn],
+            new_run=ended.record,
+            live=False,
+            deliveries=request.delivery_changes(run.record.created_at),
+        )
+        self._state.run_queue.clear_pending()
+        self._driver.note_said(run, ended)
+        return Started(run.run_id, ended.turn.index)
 
     def _preempt(self, run_id: str, if_busy: IfBusy) -> None:
         """Cancel the active run if this run is stored to come after it, and by its policy ends it. Idempotent."""

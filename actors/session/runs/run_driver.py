@@ -31,8 +31,9 @@ from turnwise.actors.session.window.window_compaction import WindowCompaction
 from turnwise.errors import EngineError, StoreError, TurnwiseError
 from turnwise.memory.background import log_failure, retry
 from turnwise.memory.conversation.blocks import Block, Text, ToolResult
+from turnwise.memory.conversation.branches import first_change, without_version
 from turnwise.memory.conversation.calls.tool_calls import CallState, encode_calls
-from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.events import Event, TurnReplaced
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import join, union
@@ -289,7 +290,10 @@ class RunDriver:
     # Ending
 
     async def _end(self, run: ActiveRun, ending: Ending) -> None:
-        """Store the run's end and the next queued run's start in one commit; then wake waiters and start that run."""
+        """Store the run's end and the next queued run's start in one commit; then wake waiters and start that run.
+
+        If its turn is dropped and was a new version, what was shown before is shown again: see `Versions`.
+        """
         if run.done.done():
             return
         drop = run.discard and ending.state == "cancelled"
@@ -298,7 +302,13 @@ class RunDriver:
         if ending.code == REFUSED:
             turn, texts = leave_out(turn, self._journal.blocks.cache, session.log, session.log_size)
             blocks, session = [*blocks, *texts], replace(session, log_size=session.log_size + len(texts))
-        head = self._state.head if drop else turn
+        head, restored = self._state.head if drop else turn, list[NewEvent]()
+        if drop and (branches := without_version(session.branches, turn.index)) != session.branches:
+            replaced, shown = first_change(session.branches, branches)
+            restored = [(TurnReplaced, {"turn_index": shown, "replaced": replaced})]
+            session = replace(session, branches=branches)
+            head = await self._journal.records.last_shown_turn(session)
+            await self._journal.blocks.load(union(head.prompt, head.spans, head.base) if head else ())
         requeued = self.requeue_prompts([run], discard=True) if drop else []
         begun = self.begin_next(head, requeued)
         waiting = [next_turn for _, _, next_turn in begun]
@@ -307,6 +317,7 @@ class RunDriver:
             [
                 *run.added_events(UnknownOutcome()),
                 ended.event,
+                *restored,
                 *self.start_events(begun, head, session),
             ],
             blocks=blocks,
@@ -375,9 +386,9 @@ class RunDriver:
         """See `RunCallbacks`."""
         self._state.publish_live(run, kind, values, quietly=quietly)
 
-    def price(self, usage: Usage, model: str | None) -> Usage:
+    def price(self, run: ActiveRun, usage: Usage, model: str | None) -> Usage:
         """See `RunCallbacks`."""
-        return self._spending.price(usage, model)
+        return self._spending.price(usage, model, run.record.started_at)
 
     def count_call(self, run: ActiveRun, turn: TurnRecord, answer: Sequence[Block]) -> tuple[int, int]:
         """See `RunCallbacks`."""

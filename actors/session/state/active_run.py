@@ -13,6 +13,7 @@ from turnwise.actors.session.state.recorded_output import RecordedOutput
 from turnwise.actors.session.state.run_events import about
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Recalled
 from turnwise.memory.conversation.calls.tool_calls import CallState, decode_calls
+from turnwise.memory.conversation.ledger import Purpose, Spent, SpentOn
 from turnwise.memory.conversation.runs import RunRecord, RunState, Until
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Span
@@ -81,8 +82,10 @@ class ActiveRun:
         """Events that the engine and its tools have added, for the run's next commit."""
         self._last_added: tuple[UnknownOutcome, int] | None = None
         """The outcome of the last commit that was to store them, and how many of them it had."""
-        self.unbilled, last = before.unsettled if before else (Usage(), Usage())
-        """The usage since the run's last commit, without its seconds."""
+        self.unbilled, last = before.unsettled if before else (Spent(), Spent())
+        """What was spent since the run's last commit, without its seconds."""
+        self.model: str = before.model if before else record.model or ""
+        """The model that was last named as the run's; the one its caller has chosen until then."""
         self._since = loop.time()
         self._bill = last, self._since
 
@@ -126,7 +129,9 @@ class ActiveRun:
     @property
     def spent(self) -> Usage:
         """The run's usage up to now."""
-        usage = self.record.usage + self.unbilled if self.record.usage else self.unbilled
+        usage = self.unbilled.total
+        if self.record.usage:
+            usage = self.record.usage + usage
         if self.record.state != "running":
             return usage
         return replace(usage, seconds=usage.seconds + (asyncio.get_running_loop().time() - self._since))
@@ -146,14 +151,36 @@ class ActiveRun:
         # Rounded as stores round it, so that a record in memory equals the one that is read back.
         return replace(spent, seconds=round(spent.seconds, 6), cost=round(spent.cost, 12))
 
+    def spend(self, usage: Usage, *, kind: SpentOn = "run", model: str | None = None, tool: str = "") -> None:
+        """Add what was spent, for the run's next commit. Without a `model`, it counts as the run's own model's."""
+        if model and kind == "run":
+            self.model = model
+        self.unbilled += Spent.on(usage, kind=kind, model=model, tool=tool)
+
+    def spending(self, record: RunRecord) -> Spent:
+        """Return what the ledger gets with the run's next record: what it has spent since its last stored record.
+
+        Call it before `billed` or `last_billed`.
+        """
+        if record.usage is None or record.usage == self.record.usage:
+            return Spent()
+        seconds = record.usage.seconds - (self.record.usage.seconds if self.record.usage else 0.0)
+        spent = self._bill[0] + Spent.on(Usage(seconds=round(seconds, 6)))
+        return spent.with_model(self.model)
+
     @property
-    def unsettled(self) -> tuple[Usage, Usage]:
-        """The usage that no commit is known to have stored, and the part of it in the last `bill`."""
+    def purpose(self) -> Purpose:
+        """What the run is counted under in the ledger."""
+        return Purpose("run", self.model)
+
+    @property
+    def unsettled(self) -> tuple[Spent, Spent]:
+        """What no commit is known to have stored, and the part of it in the last `bill`."""
         return self.unbilled, self._bill[0]
 
     def left_to_bill(self) -> dict[str, Usage]:
         """Return the `usage` of the run's next record, if there is any that no commit has stored."""
-        return {"usage": self.bill()} if self.unbilled != Usage() else {}
+        return {"usage": self.bill()} if self.unbilled else {}
 
     def billed(self, record: RunRecord) -> None:
         """Set the run's record to the stored one, which has the usage of the last `bill`; count usage from there."""
@@ -161,13 +188,13 @@ class ActiveRun:
         billed, self._since = self._bill
         self.unbilled -= billed
 
-    def last_billed(self, end: RunRecord) -> Usage | None:
-        """Set the stored record of the run's end; return the usage that came too late for it."""
+    def last_billed(self, end: RunRecord) -> Spent:
+        """Set the stored record of the run's end; return what was spent too late for it."""
         if self.record.usage != end.usage:
             self.billed(end)
         self.record = end
-        late, self.unbilled = self.unbilled, Usage()
-        return late if late != Usage() else None
+        late, self.unbilled = self.unbilled.with_model(self.model), Spent()
+        return late
 
     def added_events(self, doubt: UnknownOutcome) -> list[NewEvent]:
         """Return the events that the engine has added and no commit has stored, for a commit with this `doubt`.

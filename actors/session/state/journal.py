@@ -21,6 +21,7 @@ from turnwise.errors import (
     StoreError,
     TurnwiseError,
 )
+from turnwise.memory.conversation.branches import is_shown
 from turnwise.memory.conversation.events import Event, SessionReverted
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans, union
@@ -144,7 +145,9 @@ class Journal:
                 backup; the journal is `lost`.
         """
         activation = await self._activated()
-        check_session(activation.session)
+        session, head = check_session(activation.session), activation.head
+        if head and not is_shown(session.branches, head.index):
+            activation = replace(activation, head=await self.records.last_shown_turn(session))
         self._clock_read = activation.now, time.monotonic()
         if self.log.last_seq:
             missed = await self._missed_events()

@@ -20,18 +20,19 @@ from turnwise.errors import (
     shown,
 )
 from turnwise.memory.conversation.blocks import AnyBlock, Summary, ToolUse
+from turnwise.memory.conversation.branches import shown_among
 from turnwise.memory.conversation.calls.tool_calls import PendingCall, decode_calls
 from turnwise.memory.conversation.events import Event, RunCancelled
 from turnwise.memory.conversation.runs import RunRecord, Until, has_reached
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import union
-from turnwise.memory.conversation.turns import Outcome, Turn
+from turnwise.memory.conversation.turns import Outcome, Turn, TurnRecord
 from turnwise.memory.conversation.views.chat_messages import ChatMessage, chat_messages_of, parse_message_cursor
 from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.agents import agents_below, pending_calls
 from turnwise.memory.stores.base import Page, SessionStore
-from turnwise.memory.stores.reading import page_of_deliveries, read_runs, read_turns
+from turnwise.memory.stores.reading import page_of_deliveries, read_runs, read_shown_turns, read_turns
 from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES, weight
 
 PAGES_OF_KINDS = 10
@@ -133,14 +134,14 @@ class SessionReads:
                     continue  # it has resumed
                 return Outcome(run.record, None)
             if run and not run.done.done():
-                return Outcome(run.record, self._journal.blocks.turn(run.turn))
+                return Outcome(run.record, self._beside(self._journal.blocks.turn(run.turn)))
             ended = self._state.ended_run(run_id)
             record, turn = ended or (await self.stored_run(run_id), None)
             if record.leads_to:
                 run_id = record.leads_to
             elif ended or has_reached(record.state, until, awaits_agents=record.awaits_agents):
                 turn = turn if ended else await self._journal.records.find_turn_of(record)
-                return Outcome(record, (await self._journal.blocks.read_turns([turn]))[0] if turn else None)
+                return Outcome(record, await self._read_turn(turn) if turn else None)
             elif not self._state.open_run(run_id) and not await self._source.wait_for_run(deadline):
                 return Outcome(record, None)
 
@@ -249,14 +250,24 @@ class SessionReads:
         """
         await self._load()
         newest = next(reversed(self._state.open_turns), self._state.head)
-        return self._journal.blocks.turn(newest) if newest else None
+        return self._beside(self._journal.blocks.turn(newest)) if newest else None
+
+    def _beside(self, turn: Turn) -> Turn:
+        """Return a turn that knows its versions."""
+        return turn.beside(self._journal.session.branches)
+
+    async def _read_turn(self, record: TurnRecord) -> Turn:
+        (turn,) = await self._journal.blocks.read_turns([record])
+        return self._beside(turn)
 
     async def turns(self, after: int = -1, limit: int = 100) -> list[Turn]:
-        """Return up to `limit` turns with an index above `after`, by index; fewer, if they are large."""
+        """Return up to `limit` shown turns with an index above `after`, by index; fewer, if they are large."""
         await self._load()
-        stored = await self._journal.store.turns(self.key, after=after, limit=limit)
+        read = partial(self._journal.store.turns, self.key)
+        stored = await read_shown_turns(read, self._journal.session.branches, after, limit)
         opened = {turn.index: turn for turn in self._state.open_turns}
-        return await self._journal.blocks.read_first_turns([opened.get(turn.index, turn) for turn in stored])
+        turns = await self._journal.blocks.read_first_turns([opened.get(turn.index, turn) for turn in stored])
+        return [self._beside(turn) for turn in turns]
 
     def next_after(self, index: int) -> int | None:
         """Return the index of a page's last turn if there may be turns behind it; None if there are none."""
@@ -273,7 +284,7 @@ class SessionReads:
             index = await self._index_of(index)
         opened = next((turn for turn in self._state.open_turns if turn.index == index), None)
         record = opened or await self._journal.records.find_turn(index)
-        return (await self._journal.blocks.read_turns([record]))[0]
+        return await self._read_turn(record)
 
     async def _index_of(self, turn_id: str) -> int:
         event = await self._journal.store.event_of_key(self.key, turn_key(turn_id))
@@ -325,7 +336,10 @@ class SessionReads:
     async def _messages_of_turns(self, start: int, end: int) -> AsyncIterator[list[ChatMessage]]:
         """Yield the messages of each turn, the newest turn first."""
         store = self._journal.store
-        stored = await read_turns(partial(store.turns, self.key), start, end)
+        branches = self._journal.session.branches
+        in_range = await read_turns(partial(store.turns, self.key), start, end)
+        is_among = shown_among(branches)
+        stored = [turn for turn in in_range if is_among(turn.index)]
         runs = {run.run_id: run for run in await read_runs(partial(store.runs, self.key), start, end)}
         opened = {turn.index: turn for turn in self._state.open_turns}
         active = self._state.active
@@ -336,7 +350,9 @@ class SessionReads:
             [opened.get(turn.index, turn) for turn in stored]
         ):
             run, streamed = runs.get(turn.run_id or ""), answered.get(turn.run_id or "", ())
-            yield list(chat_messages_of(self.session_id, turn, run, prompt, output, streamed=streamed))
+            yield list(
+                chat_messages_of(self.session_id, turn, run, prompt, output, streamed=streamed, branches=branches)
+            )
 
     async def runs(self, after: int = -1, limit: int = 100) -> list[RunRecord]:
         """Return up to `limit` runs with a turn index above `after`, by turn index; fewer, if they are large."""

@@ -46,17 +46,24 @@ def about(record: RunRecord) -> dict[str, Any]:
 
 
 def start_event(
-    record: RunRecord, turn: TurnRecord, head: TurnRecord | None, session: SessionRecord, prompts: Sequence[Block]
+    record: RunRecord,
+    turn: TurnRecord,
+    head: TurnRecord | None,
+    session: SessionRecord,
+    prompts: Sequence[Block],
+    *,
+    names_input: bool = False,
 ) -> NewEvent:
     """Return the event of a run that has become active.
 
     Args:
         head: the turn that the run's turn continues.
         prompts: the blocks of the turn's prompt.
+        names_input: whether the event names the turn's whole input also where `head` is the turn before it.
     """
     values: dict[str, Any] = {**about(record), "turn_id": turn.turn_id, "blocks": tuple(prompts)}
     values["prompt"] = to_places(turn.prompt, session.log)
-    if head and not is_snapshot(head, session.session_id):
+    if names_input or (head and not is_snapshot(head, session.session_id)):
         values["input"] = to_places(turn.input, session.log)
     return RunStarted, values
 

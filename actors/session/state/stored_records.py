@@ -11,7 +11,7 @@ from turnwise.memory.conversation.spans import Span, Spans, join, overlap, subtr
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.longterm.turn_items import TurnBlocks
 from turnwise.memory.stores.base import SessionStore
-from turnwise.memory.stores.reading import read_runs
+from turnwise.memory.stores.reading import last_shown_turn, read_runs
 
 
 class StoredRecords:
@@ -31,6 +31,10 @@ class StoredRecords:
         if not turns or turns[0].index != index:
             raise TurnNotFoundError(self._key.session_id, index)
         return turns[0]
+
+    async def last_shown_turn(self, session: SessionRecord) -> TurnRecord | None:
+        """Return the last shown turn that has ended, by the branches of this row; None if there is none."""
+        return await last_shown_turn(partial(self._store.turns, self._key), session.branches, session.next_index)
 
     async def find_run(self, run_id: str) -> RunRecord:
         """Return a run of this session.

@@ -26,6 +26,7 @@ from turnwise.errors import (
 from turnwise.memory.background import MOST_PAUSE_S, retry, shielded
 from turnwise.memory.conversation.blocks import Block, encode
 from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.ledger import LedgerRow, Purpose, Spent, rows_of
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import union
@@ -54,8 +55,8 @@ class _Unanswered:
 
     commit: Commit
     doubt: UnknownOutcome | None
-    unbilled: Usage | None
-    """The session's unbilled usage that the commit records."""
+    unbilled: Spent
+    """What the commit records beside its runs' usage."""
     begins: frozenset[str]
     """The runs that it makes active."""
 
@@ -117,7 +118,7 @@ class Transactor:
         self._begun: set[str] = set()
         """The runs that unanswered commits have made active, until `recover` has launched them."""
         self._launching: asyncio.Task[None] | None = None
-        self._unbilled: Usage | None = None
+        self._unbilled = Spent()
 
     # Changes
 
@@ -235,7 +236,7 @@ class Transactor:
         texts = [encode(block) for block in blocks] if encoded is None else encoded
         live = self._state.active is not None if live is None else live
         if self._unbilled:
-            session = replace(session, usage=session.usage + self._unbilled)
+            session = replace(session, usage=session.usage + self._unbilled.total)
         session = self._mark.stamp(session, turns)
         if session.namespace != self._alarm.namespace:
             session = replace(session, namespace=self._alarm.namespace)
@@ -251,9 +252,10 @@ class Transactor:
             cleared_blocks=cleared_blocks,
             deliveries=[*own, *calls],
             received=received,
+            spent=self._ledger_rows(runs, new_run),
         )
         last = self._unanswered = _Unanswered(commit, doubt, self._unbilled, self._begins(commit))
-        self._unbilled = None
+        self._unbilled = Spent()
         try:
             await self._journal.commit(commit, live=live)
         except (DuplicateKeyError, DeliveryChangedError):
@@ -303,6 +305,20 @@ class Transactor:
             raise
         return calls_of(webhooks, events)
 
+    def _ledger_rows(self, runs: Sequence[RunRecord], new_run: RunRecord | None) -> list[LedgerRow]:
+        """Return what a commit of these runs adds to the ledger, with what no commit has recorded."""
+        spent, ended = self._unbilled, list[Purpose]()
+        known = {run.run_id: run for run in self._state.known_runs}
+        for record in runs:
+            if run := known.get(record.run_id):
+                spent += run.spending(record)
+                if record.has_run:
+                    ended.append(run.purpose)
+        if new_run and new_run.has_run:  # it says a text, so it asks no model
+            spent += Spent.on(new_run.usage or Usage(), model="")
+            ended.append(Purpose("run", ""))
+        return rows_of(spent, ended, self._journal.clock())
+
     def _begins(self, commit: Commit) -> frozenset[str]:
         """Return the runs that a commit makes active: those that it stores as running, but the active one."""
         active = self._state.active and self._state.active.run_id
@@ -317,13 +333,17 @@ class Transactor:
     @property
     def unbilled(self) -> Usage:
         """Usage that no commit is known to have recorded; the next commit records it."""
-        on_its_way = (self._unanswered and self._unanswered.unbilled) or Usage()
-        return on_its_way + self._unbilled if self._unbilled else on_its_way
+        on_its_way = self._unanswered.unbilled if self._unanswered else Spent()
+        return (on_its_way + self._unbilled).total
 
-    def add_unbilled(self, spent: Usage | None) -> None:
-        """Add usage that no commit has recorded, for the next commit to record."""
-        if spent:
-            self._unbilled = self._unbilled + spent if self._unbilled else spent
+    @property
+    def has_unbilled(self) -> bool:
+        """Whether there is something to store for `store_unbilled`."""
+        return bool(self._unbilled)
+
+    def add_unbilled(self, spent: Spent) -> None:
+        """Add what was spent and no commit has recorded, for the next commit to record."""
+        self._unbilled += spent
 
     async def store_unbilled(self) -> None:
         """Store the usage that no commit has recorded, if there is any. Call it within a change."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from turnwise.actors.inference.completion import Bill, CompletionContext, ask, within
+from turnwise.actors.inference.completion import CompletionContext, ask, within
 from turnwise.actors.inference.engine import (
     EngineBuilder,
     Framed,
@@ -25,6 +25,7 @@ from turnwise.memory.conversation.runs import CUT_SHORT, RunRecord
 from turnwise.memory.conversation.spans import Span, Spans, cut, join, overlap, places, size, subtract
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope
+from turnwise.memory.longterm.model_usage import Bill
 from turnwise.memory.longterm.turn_items import TurnBlocks
 from turnwise.memory.tokens.context_windows import window_of
 from turnwise.memory.tokens.counter import ByteCounter, TokenCounter, counter_for

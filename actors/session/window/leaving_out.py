@@ -17,19 +17,19 @@ async def without(spans: Spans, removed: Spans, read: Read) -> tuple[Spans, int]
     Each such summary is replaced by the other blocks that it covered. Blocks that cannot be sent without the removed
     ones are left out too: see `remainder`.
     """
-    opened, summaries = await _opened(spans, removed, read)
-    if not overlap(opened, removed):
-        return opened, summaries
-    block_places, covered = places(opened), Seen()
+    opened_spans, summaries = await opened(spans, removed, read)
+    if not overlap(opened_spans, removed):
+        return opened_spans, summaries
+    block_places, covered = places(opened_spans), Seen()
     for span in removed:
         covered.add(span)
     indices = remainder(
-        await read(opened), {index for index, place in enumerate(block_places) if covered.common(place)}
+        await read(opened_spans), {index for index, place in enumerate(block_places) if covered.common(place)}
     )
     return join(block_places[index] for index in indices), summaries
 
 
-async def _opened(spans: Spans, removed: Spans, read: Read) -> tuple[Spans, int]:
+async def opened(spans: Spans, removed: Spans, read: Read) -> tuple[Spans, int]:
     """Return `spans` with each summary that covers any of `removed` replaced by its blocks, each block once."""
     parts: list[Span] = []
     summaries = 0

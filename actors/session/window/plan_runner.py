@@ -19,11 +19,13 @@ from turnwise.actors.session.window.compaction_tasks import Compactor, Preparati
 from turnwise.errors import EngineError, LimitError
 from turnwise.memory.conversation.blocks import Block
 from turnwise.memory.conversation.events import CompactionFailed, WindowCompacted
+from turnwise.memory.conversation.ledger import Spent, SpentOn
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Spans, begins_with, cut, join, size, to_places
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.growing_pauses import GrowingPauses
+from turnwise.memory.longterm.model_usage import billed_to
 from turnwise.memory.longterm.turn_items import TurnBlocks
 from turnwise.strategies.plan import Plan
 from turnwise.strategies.window import Window
@@ -46,8 +48,8 @@ class CompactionBill:
 
     def __init__(
         self,
-        price: Callable[[Usage, str | None], Usage],
-        charge: Callable[[Usage], None],
+        price: Callable[[Usage, str | None, float | None], Usage],
+        charge: Callable[[Spent], None],
         run: ActiveRun | None,
     ) -> None:
         self._price = price
@@ -55,16 +57,16 @@ class CompactionBill:
         self.run = run
         self.unreported: Usage | None = None
 
-    def __call__(self, usage: Usage, model: str | None) -> None:
+    def __call__(self, usage: Usage, model: str | None, kind: SpentOn = "summary") -> None:
         """Add the usage of a model call."""
         try:
-            usage = self._price(usage, model)
+            usage = self._price(usage, model, self.run.record.started_at if self.run else None)
         finally:  # count the usage even if it cannot be priced
             self.unreported = self.unreported + usage if self.unreported else usage
             if self.run and not self.run.done.done():
-                self.run.unbilled += usage
+                self.run.spend(usage, kind=kind, model=model or "")
             else:
-                self._charge(usage)
+                self._charge(Spent.on(usage, kind=kind, model=model or ""))
 
 
 class PlanRunner:
@@ -119,7 +121,8 @@ class PlanRunner:
         pauses = GrowingPauses(PAUSE_S, MOST_PAUSE_S)
         for number in range(1, attempts + 1):
             try:
-                await preparation.attempt(bill, check_budget)
+                with billed_to(partial(bill, kind="extraction")):
+                    await preparation.attempt(bill, check_budget)
                 break
             except Exception as error:
                 failure = error

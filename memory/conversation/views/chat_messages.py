@@ -9,6 +9,7 @@ from itertools import chain, repeat
 
 from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, Role, System, Text, ToolResult, Unknown, User
+from turnwise.memory.conversation.branches import Branches, versions_of
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.spans import Span, Spans, join, places
 from turnwise.memory.conversation.turns import TurnRecord, TurnStatus
@@ -35,6 +36,8 @@ class ChatMessage:
     """Where its blocks are, for `Session.remove`."""
     is_partial: bool = False
     """Whether it is still being answered: it will be longer, or not be there at all if the run is interrupted."""
+    versions: tuple[int, ...] = ()
+    """The indexes of the versions of its turn, by age, its own included: see `Turn.versions`."""
 
     @property
     def id(self) -> str:
@@ -60,15 +63,18 @@ def chat_messages_of(
     output: Sequence[AnyBlock],
     *,
     streamed: Sequence[AnyBlock] = (),
+    branches: Branches = (),
 ) -> list[ChatMessage]:
     """Return the messages that a turn added: consecutive blocks of one role, with one prompt or one tool result.
 
     Args:
         streamed: the blocks that follow `output` and are not stored yet.
+        branches: the session's.
 
     Removed blocks are left out, and so are messages without remaining blocks, or with blocks of unknown kinds only, in
     which adapters store data of their own. The other messages keep their numbers.
     """
+    versions = tuple(version.turn_index for version in versions_of(branches, turn.index))
     answered_at = turn.created_at if run is None else run.ended_at or run.started_at or run.created_at
     stored_places = places(join(turn.prompt, turn.output))
     numbered_places, removed = enumerate(chain(stored_places, repeat(None))), turn.removed_numbers
@@ -97,6 +103,7 @@ def chat_messages_of(
             blocks=tuple(block for _, block in part),
             places=join(place for place, _ in part if place is not None),
             is_partial=any(place is None for place, _ in part),
+            versions=versions,
         )
         for number, (time, part) in enumerate(parts)
         if not all(isinstance(block, Unknown) for _, block in part)

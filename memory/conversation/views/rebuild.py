@@ -14,6 +14,7 @@ from turnwise.memory.conversation.events import (
     SessionReverted,
     SetsInput,
     TurnImported,
+    TurnReplaced,
     TurnsCleared,
 )
 from turnwise.memory.conversation.transcript import Ledger
@@ -43,7 +44,7 @@ class Rebuilt:
         """
         if isinstance(event, SessionReverted):
             raise TranscriptError(f"{_name(event)}: the store lost turns that these events tell")
-        if isinstance(event, TurnsCleared):
+        if isinstance(event, TurnsCleared) or (isinstance(event, TurnReplaced) and event.input is not None):
             self._before = _input_of(event)
         elif isinstance(event, TurnImported):
             before = self._before if event.input is None else _input_of(event)

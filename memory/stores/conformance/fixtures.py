@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from turnwise.errors import CorruptRecordError
+from turnwise.memory.conversation.branches import Branch
 from turnwise.memory.conversation.events import AnyEvent, PromptAppended
+from turnwise.memory.conversation.ledger import COLUMNS, LedgerQuery, LedgerRow
 from turnwise.memory.conversation.runs import Idempotency, RunRecord, RunState
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
@@ -146,7 +148,8 @@ async def state_of(store: SessionStore, session: str | SessionKey) -> list[objec
         await store.events(key),
         await store.deliveries(user_id=key.user_id, session_id=key.session_id),
     ]
-    return [record, log, *lists]
+    ledger = await store.ledger(LedgerQuery(user_id=key.user_id, by=tuple(COLUMNS)))
+    return [record, log, *lists, [row for row in ledger if row.session_id == key.session_id]]
 
 
 @asynccontextmanager
@@ -180,6 +183,7 @@ def of_everything(owner: Owner, run_id: str = "r9", idempotency_key: str = "k9",
         "model": "m",
         "engine": "e",
         "namespace": "n ü%'",
+        "branches": (Branch(6, 3), Branch(9, 6)),
         "params": NESTED,
         "title": "t'%\"\0ü",
     }
@@ -197,6 +201,7 @@ def of_everything(owner: Owner, run_id: str = "r9", idempotency_key: str = "k9",
             DeliveryChange(a_delivery("d1"), a_delivery("d1", 20.0, revision=2, attempts=1, why=TEXT)),
             DeliveryChange(a_delivery("d2"), None),
         ],
+        spent=[LedgerRow(day="2026-11-29", kind="run", model="m", tool="", runs=1, usage=Usage(calls=9))],
     )
 
 
@@ -205,4 +210,6 @@ def state_after(commit: Commit) -> list[object]:
     blocks = ["a", "b", "c", "d", "missing", "missing"]
     events = [an_event(1, "e1"), an_event(3), *commit.events]
     deliveries = [commit.deliveries[1].after, a_delivery("d3"), FULL_DELIVERY]
-    return [commit.session, blocks, list(commit.turns), [commit.runs[0], commit.new_run], events, deliveries]
+    key = commit.session.key
+    spent = [replace(row, **key._asdict(), agent=commit.session.agent or "") for row in commit.spent]
+    return [commit.session, blocks, list(commit.turns), [commit.runs[0], commit.new_run], events, deliveries, spent]

@@ -162,7 +162,7 @@ async def check_a_deletion_deletes_everything(store: SessionStore) -> None:
     equal(await state_of(store, "another"), before, "the other session")
     created = await store.create(a_session())
     equal(created.log == owner.session.log, False, "whether a log is given twice")
-    empty = [created, ["missing"] * 2, [], [], [], []]
+    empty = [created, ["missing"] * 2, [], [], [], [], []]
     equal(await state_of(store, "s"), empty, "a session created under a deleted one's id")
     activation = await store.activate(SessionKey("s"))
     equal(

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from turnwise.errors import InvalidInputError, SessionFencedError
+from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.runs import RunState
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.stores.base import NO_CALLER, Commit, Page, SessionOrder, SessionStore
-from turnwise.memory.stores.conformance.fixtures import IDS, USAGE, Owner, a_run, a_session, a_turn, an_event, own
+from turnwise.memory.stores.base import NO_CALLER, Page, SessionOrder, SessionStore
+from turnwise.memory.stores.conformance.fixtures import IDS, Owner, a_run, a_session, a_turn, an_event, own
 from turnwise.memory.stores.conformance.laws import Law, collector, equal, refuses
 from turnwise.memory.values.frozen_json import freeze
 
@@ -178,7 +178,7 @@ async def check_filters_are_literal(store: SessionStore) -> None:
 
 @_law
 async def check_sessions_are_listed_by_their_caller(store: SessionStore) -> None:
-    """`called_by` finds the agents that a session has called, `NO_CALLER` what none has called. Usage counts both."""
+    """`called_by` finds the agents that a session has called, `NO_CALLER` what none has called."""
     for name, user, caller in [
         ("a", "u", None),
         ("b", "u", "a"),
@@ -200,8 +200,6 @@ async def check_sessions_are_listed_by_their_caller(store: SessionStore) -> None
     await _check_query(store, ["b"], user_id="u", called_by="a", agent="b")
     await _check_query(store, [], user_id="u", called_by="a", status="ended")
     await _check_query(store, [], called_by=NO_CALLER, agent="b")
-    equal((await store.usage(user_id="u")).calls, 4, "the usage of a user")
-    equal((await store.usage(agent="b")).calls, 2, "the usage of an agent")
     await refuses(InvalidInputError, store.query(called_by="a"), "a caller without a user")
     owner = Owner(store, (await store.activate(SessionKey("c", "u"))).session)
     await owner.commit(session=replace(owner.session, status="ended"))
@@ -209,47 +207,6 @@ async def check_sessions_are_listed_by_their_caller(store: SessionStore) -> None
     await store.delete(SessionKey("b", "u"))
     await _check_query(store, ["c"], user_id="u", called_by="a")
     await _check_query(store, ["d"], user_id="u", called_by="b")
-
-
-@_law
-async def check_usage_is_summed_up(store: SessionStore) -> None:
-    """Of a user, an agent, both, or all sessions. An id matches only itself."""
-
-    async def check(expected: Usage, **filters: Any) -> None:
-        equal(repr(await store.usage(**filters)), repr(expected), f"usage of {filters}")
-
-    await check(Usage())
-    for index, name in enumerate(IDS):
-        for agent, calls in ((name, 1000**2), ("agent", 1000)):
-            values: dict[str, Any] = {"user_id": name, "agent": agent, "usage": Usage(calls=calls * index)}
-            await store.create(a_session(f"{index} {calls}", **values))
-    for index, name in enumerate(IDS):
-        await check(Usage(calls=1001000 * index), user_id=name)
-        await check(Usage(calls=1000000 * index), agent=name)
-        await check(Usage(calls=1000 * index), user_id=name, agent="agent")
-    await check(Usage(calls=1000 * sum(range(len(IDS)))), agent="agent")
-    await check(Usage(calls=1001000 * sum(range(len(IDS)))))
-    for filters in ({"user_id": "user"}, {"user_id": ""}, {"agent": ""}, {"user_id": "user-1", "agent": "user-10"}):
-        await check(Usage(), **filters)
-
-
-@_law
-async def check_usage_is_that_of_the_last_commit(store: SessionStore) -> None:
-    """Sums and records have it exactly. The usage of a deleted session does not count."""
-    first, second = await own(store, "first"), await own(store, "second", user_id="u", usage=Usage(calls=1))
-    spent = replace(USAGE, seconds=0.25, cost=2.0**-40)
-    for number in (1, 2):
-        await first.commit(session=replace(first.session, usage=first.session.usage + spent))
-        await second.commit()
-        equal(await store.get(SessionKey("first")), first.session, f"the session after commit {number}")
-        equal((await store.query()).items[1].usage, first.session.usage, "its usage in a list")
-    equal(repr(await store.usage()), repr(spent + spent + Usage(calls=1)), "usage of all")
-    equal((await store.activate(SessionKey("first"))).session.usage, spent + spent, "usage after an activation")
-    old = first.session.committed(usage=Usage())
-    await refuses(SessionFencedError, store.commit(SessionKey("first"), 1, Commit(session=old)), "a stale owner")
-    equal(await store.usage(user_id="default"), spent + spent, "usage when a stale owner was refused")
-    await store.delete(SessionKey("first"))
-    equal(repr(await store.usage()), repr(Usage(calls=1)), "usage when a session is deleted")
 
 
 @_law

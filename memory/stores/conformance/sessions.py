@@ -13,6 +13,8 @@ from turnwise.errors import (
     SessionNotFoundError,
     StoreClosedError,
 )
+from turnwise.memory.conversation.branches import Branch
+from turnwise.memory.conversation.ledger import LedgerQuery
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.deliveries.records import DeliveryChange
@@ -45,6 +47,7 @@ async def check_a_session_comes_back_as_it_was_created(store: SessionStore) -> N
     owner = {"user_id": "ü'%\"\\", "agent": "a", "parent": "p#3"}
     memory: dict[str, Any] = {"memory": "read", "saved": 2, "ttl_s": 0.1 + 0.2}
     request: dict[str, Any] = {"model": "m'%\"\\ü", "engine": "e'%\"\\ü", "params": NESTED, "title": "t'%\"\\ü\0"}
+    request["branches"] = (Branch(2, 1), Branch(3, 2))
     full = a_session(metadata=NESTED, status="ended", next_index=4, usage=USAGE, **times, **owner, **memory, **request)
     logs = set()
     for session in (full, a_session("default")):
@@ -188,6 +191,7 @@ async def check_commits_at_once_lose_nothing(store: SessionStore, other: Session
             runs,
             events,
             [],
+            [],
         ]
         for reader in (store, other):
             equal(await state_of(reader, f"s{session_number}"), expected, f"session s{session_number}")
@@ -214,7 +218,8 @@ async def check_a_closed_store_raises_store_closed_error(store: SessionStore) ->
         "now": store.now(),
         "state": store.state(SessionKey("s")),
         "try_writing": store.try_writing(),
-        "usage": store.usage(),
+        "ledger": store.ledger(LedgerQuery()),
+        "forget_in_ledger": store.forget_in_ledger("u"),
         "unsettled": store.unsettled(),
         "expired": store.expired(0.0),
         "add_delivery": store.add_delivery(a_delivery("d")),

@@ -14,6 +14,7 @@ from turnwise.memory.stores.conformance import (
     deliveries,
     failures,
     forks,
+    ledger,
     listing,
     records,
     sessions,
@@ -25,6 +26,7 @@ LAWS: tuple[Law, ...] = (
     *(*sessions.LAWS, *listing.LAWS, *commits.LAWS, *records.LAWS, *forks.LAWS, *failures.LAWS),
     *deliveries.LAWS,
     *webhooks.LAWS,
+    *ledger.LAWS,
 )
 """All laws, in order."""
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from turnwise.errors import CorruptRecordError, EncryptionError, KeyMissingError, SessionFencedError
 from turnwise.memory.conversation.events import AnyEvent
+from turnwise.memory.conversation.ledger import LedgerQuery, LedgerRow
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord, SessionStatus
 from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnRecord
-from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
 from turnwise.memory.deliveries.webhooks import WebhookRecord, check_webhook
 from turnwise.memory.stores.base import Activation, Commit, DeliveryLease, Page, SessionOrder, SessionStore
@@ -47,8 +47,8 @@ class EncryptedStore(Shared):
 
     These stay readable: ids of sessions, users, agents, turns and runs; parents; times and sizes; states, codes of
     failures, names of models and engines, counts and usage; positions of blocks; numbers and keys of events;
-    idempotency keys; keys, times, schedules and addressees of deliveries; trace contexts; which runs may join others.
-    So put nothing secret into an id or a key.
+    idempotency keys; keys, times, schedules and addressees of deliveries; trace contexts; which runs may join others;
+    which turns replace others. So put nothing secret into an id or a key.
 
     Each text is bound to its user, kind and position, so reading a text that was moved or changed raises
     CorruptRecordError. Somebody who can write to the store can still remove rows, change readable fields, or restore an
@@ -188,8 +188,11 @@ class EncryptedStore(Shared):
     ) -> int:
         return await self._inner.count(user_id=user_id, agent=agent, status=status, called_by=called_by)
 
-    async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
-        return await self._inner.usage(user_id=user_id, agent=agent)
+    async def ledger(self, query: LedgerQuery) -> list[LedgerRow]:
+        return await self._inner.ledger(query)
+
+    async def forget_in_ledger(self, user_id: str) -> None:
+        await self._inner.forget_in_ledger(user_id)
 
     async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[SessionKey]:
         return await self._inner.unsettled(cursor=cursor, limit=limit)

@@ -157,10 +157,27 @@ while at < #ARGV do count = count + redis.call('ZCARD', base .. ':created:' .. t
 return {'', string.format('%.0f', count)}
 """
 
-_USAGE = r"""
-local used = {}
-while at < #ARGV do used[#used + 1] = redis.call('HGET', spent, take()) or '' end
-return {'', used}
+_LEDGER = r"""
+local user, since, till, found = take(), take(), take(), {}
+local names = redis.call('ZRANGE', user == '' and ledgers or ledgers .. ':' .. user, 0, -1)
+if user ~= '' then names[#names + 1] = user end
+for _, name in ipairs(names) do
+  local wrong = wrong_key({ledger(name)}, {})
+  if wrong then return wrong end
+  local session = tonumber(name) and redis.call('HGET', key(name), 'id') or ''
+  local rows, numbers = redis.call('HGETALL', ledger(name)), {}
+  local owner = ''
+  for place = 1, #rows, 2 do
+    local day = string.sub(rows[place], 3, 12)
+    if rows[place] == 'user' then
+      owner = rows[place + 1]
+    elseif since <= day and (till == '' or day <= till) then
+      numbers[#numbers + 1], numbers[#numbers + 2] = rows[place], rows[place + 1]
+    end
+  end
+  if #numbers > 0 then found[#found + 1] = {session, owner, numbers} end
+end
+return {'', found}
 """
 
 _UNSETTLED = r"""
@@ -290,7 +307,7 @@ READS = {
         "of_key": _OF_KEY,
         "query": _QUERY,
         "count": _COUNT,
-        "usage": _USAGE,
+        "ledger": _LEDGER,
         "unsettled": _UNSETTLED,
         "expired": _EXPIRED,
         "delivery": _DELIVERY,

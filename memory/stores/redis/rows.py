@@ -1,17 +1,17 @@
-"""What `RedisStore` adds to the codec of records: numbers as text that sorts like them, and exact sums of usage."""
+"""What `RedisStore` adds to the codec of records: numbers as text that sorts like them, and rows of ledgers."""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import fields
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from turnwise.errors import StoreError
 from turnwise.memory.conversation.codec import decoded, encode_json
 from turnwise.memory.conversation.events import AnyEvent, Event, decode_event, encode_body
+from turnwise.memory.conversation.ledger import NUMBERS, ZEROS, LedgerKey, LedgerRow
 from turnwise.memory.conversation.sessions import SessionKey
-from turnwise.memory.conversation.usage import Usage
 
 
 def encode_event(event: Event) -> str:
@@ -62,33 +62,24 @@ def finite(time_s: float, subject: str) -> str:
     return repr(float(time_s))
 
 
-# Usage: each number in units of 2**-96, in 192 bits, so that sums neither round nor overflow.
-
-_BITS, _BYTES = 96, 24
-_MASK = (1 << 8 * _BYTES) - 1
-_NUMBERS = tuple(field.name for field in fields(Usage))
+def ledger_field(row: LedgerRow, agent: str | None, name: str) -> str:
+    """Return the field of a ledger's hash that has one number of a row."""
+    return f"{encode_json([row.day, agent or '', row.kind, row.model, row.tool])}\n{name}"
 
 
-def pack_usage(usage: Usage) -> bytes:
-    """Return the numbers of a usage in the order of its fields. New fields must be added at the end.
+def read_ledger(session: bytes, user: bytes, fields: Sequence[bytes]) -> Iterator[tuple[LedgerKey, list[int]]]:
+    """Yield the rows of a ledger.
 
-    Raises:
-        StoreError: a number is not finite.
+    Args:
+        session: the name of its session; empty for the ledger of a user, and of nobody.
+        user: the name of its user; empty for the others.
+        fields: names and numbers by turns.
     """
-    return b"".join(_packed(name, getattr(usage, name)) for name in _NUMBERS)
-
-
-def unpack_usage(packed: bytes) -> Usage:
-    """Return the usage from packed numbers. Missing numbers are 0."""
-    values: dict[str, Any] = {}
-    for index, field in enumerate(fields(Usage)):
-        scaled = int.from_bytes(packed[_BYTES * index : _BYTES * (index + 1)], signed=True)
-        values[field.name] = scaled >> _BITS if isinstance(field.default, int) else scaled / 2**_BITS
-    return Usage(**values)
-
-
-def _packed(name: str, value: float) -> bytes:
-    if not math.isfinite(value):
-        raise StoreError(f"usage has {value} as its {name}, which does not add up; nothing was written")
-    scaled = value << _BITS if isinstance(value, int) else int(math.ldexp(value, _BITS))
-    return (scaled & _MASK).to_bytes(_BYTES)
+    session_id, user_id = json.loads(session) if session else ("", json.loads(user) if user else "")
+    rows: dict[str, list[int]] = {}
+    for field, number in zip(fields[::2], fields[1::2], strict=True):
+        text, _, name = field.decode().partition("\n")
+        rows.setdefault(text, [*ZEROS])[NUMBERS.index(name)] = int(number)
+    for text, numbers in rows.items():
+        day, agent, kind, model, tool = json.loads(text)
+        yield LedgerKey(day, user_id, agent, session_id, kind, model, tool), numbers

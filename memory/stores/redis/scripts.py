@@ -6,7 +6,12 @@ numbers of sessions; only the hash tag is declared in KEYS.
     meta       hash    version
     ids        hash    JSON of a session's id and user -> number
     runs       hash    run id -> number of its session
-    spent      hash    place -> total usage of its sessions
+    ledgers    sorted  names of all ledgers: numbers of sessions, places of users, and `nobody`
+    ledgers:<place of a user>
+               sorted  numbers of the user's sessions that have a ledger
+    ledger:<place of a user>, ledger:nobody
+               hash    what was spent by deleted sessions, and by forgotten users: JSON of day, agent, kind, model and
+                       tool, and the name of a number -> that number; and `user` -> JSON of the user
     unsettled  sorted  members of sessions with a run that is queued or running, by name
     expiring   sorted  members of sessions that expire, by time of expiry
     deliveries hash    id of a delivery -> number of its session, revision, JSON
@@ -19,13 +24,14 @@ numbers of sessions; only the hash tag is declared in KEYS.
                sorted  members, by time
 
     <number>           hash    the session: id, born and row (JSON), epoch, revision, size (of the log), status, places,
-                               spent, created, borrowed; older ones have neither revision nor size until a commit
+                               created, borrowed; older ones have neither revision nor size until a commit
     <number>:log       hash    position -> block; outlives the session while a fork keeps some
     <number>:lent      hash    number of a fork -> the spans of the log that it keeps, as ` start stop`, without stop
     <number>:turns, :runs      sorted  index, one letter, JSON; by name
     <number>:events, :keyed    sorted  number and event, by name: those without a key, those with one
     <number>:keys      hash    e=<event key> -> number; k=<idempotency key>, i<run id> -> index
     <number>:deliveries        hash    key of a delivery -> its id
+    <number>:ledger            hash    what the session has spent, as above
     <number>:open      sorted  t<index> of open turns, r<index> of open runs, u<index> of those queued or running
 
 A session's number is made by `new_key` and has 19 digits. It is text everywhere, since Lua's numbers cannot hold it.
@@ -35,8 +41,7 @@ list of sessions: `all`, one per user, one per agent, and one per user and agent
 in places of their own, whose names begin with `called-`, and in those of their callers. A session has one status, so it
 is in one list per place, and a page of any status, with agents or without, is merged from several lists.
 
-Large numbers are never converted to Lua numbers: they are passed as text. Usage is nine numbers of 192 bits, in limbs
-of 48 bits.
+Large numbers are never converted to Lua numbers: they are passed as text, and Redis adds those of ledgers.
 """
 
 from __future__ import annotations
@@ -50,7 +55,7 @@ COMMON = (
     f"local VERSION = '{VERSION}'\n{MISFIT}"
     r"""
 local base, at = KEYS[1], 0
-local ids, run_ids, meta, spent = base .. ':ids', base .. ':runs', base .. ':meta', base .. ':spent'
+local ids, run_ids, meta, ledgers = base .. ':ids', base .. ':runs', base .. ':meta', base .. ':ledgers'
 local unsettled, expiring = base .. ':unsettled', base .. ':expiring'
 local deliveries, due = base .. ':deliveries', base .. ':due'
 
@@ -167,8 +172,12 @@ local function refused(number, changes)
   end
 end
 
+local function user_place(places)
+  return string.match(places, 'user%-%x+') or ''
+end
+
 local function delivery_lists(places)
-  return {base .. ':deliveries:all', base .. ':deliveries:' .. (string.match(places, 'user%-%x+') or '')}
+  return {base .. ':deliveries:all', base .. ':deliveries:' .. user_place(places)}
 end
 
 local function drop_delivery(id, sets)
@@ -216,30 +225,20 @@ local function receive(places, received)
   end
 end
 
-local function limbs(packed)
-  local found = {struct.unpack('>' .. string.rep('I6', #packed / 6), packed)}
-  found[#found] = nil -- where it stopped to read
-  return found
+local function ledger(name)
+  return tonumber(name) and key(name, ':ledger') or base .. ':ledger:' .. name
 end
 
-local function charge(places, old, new)
-  if old == new then return end
-  local less, more = limbs(old), limbs(new)
-  for place in string.gmatch(places, '%S+') do
-    local sums, carry = limbs(redis.call('HGET', spent, place) or ''), 0
-    local count = math.max(#sums, #less, #more)
-    for limb = count, 1, -1 do
-      local sum = (sums[limb] or 0) + (more[limb] or 0) - (less[limb] or 0) + carry
-      carry = math.floor(sum / 2^48)
-      sums[limb] = sum - carry * 2^48
-    end
-    local packed = struct.pack('>' .. string.rep('I6', count), unpack(sums, 1, count))
-    if string.find(packed, '[^%z]') then
-      redis.call('HSET', spent, place, packed)
-    else
-      redis.call('HDEL', spent, place)
-    end
+-- Adds what a ledger has to another one, and deletes it.
+local function move_ledger(from, to)
+  local found = redis.call('HGETALL', ledger(from))
+  for place = 1, #found, 2 do
+    if found[place] ~= 'user' then redis.call('HINCRBY', ledger(to), found[place], found[place + 1]) end
   end
+  if #found > 0 then redis.call('ZADD', ledgers, 0, to) end
+  redis.call('DEL', ledger(from))
+  redis.call('ZREM', ledgers, from)
+  return #found / 2
 end
 
 local function lent(log)

@@ -28,6 +28,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.codec import decode_record, decoded
 from turnwise.memory.conversation.events import AnyEvent
+from turnwise.memory.conversation.ledger import NUMBERS, LedgerQuery, LedgerRow, numbers_of
 from turnwise.memory.conversation.runs import UNSETTLED, RunRecord
 from turnwise.memory.conversation.sessions import (
     DEFAULT_USER,
@@ -39,7 +40,6 @@ from turnwise.memory.conversation.sessions import (
 )
 from turnwise.memory.conversation.spans import Span, Spans, union
 from turnwise.memory.conversation.turns import TurnRecord
-from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange, check_delivery
 from turnwise.memory.deliveries.webhooks import WEBHOOK_FIELDS, WebhookRecord
 from turnwise.memory.stores.base import (
@@ -69,9 +69,9 @@ from turnwise.memory.stores.redis.rows import (
     decode_event_text,
     encode_event,
     finite,
-    pack_usage,
+    ledger_field,
     padded,
-    unpack_usage,
+    read_ledger,
 )
 from turnwise.memory.stores.redis.scripts import VERSION
 from turnwise.memory.stores.redis.settings import SettingsCheck
@@ -114,8 +114,8 @@ class RedisStore(RedisDatabase):
     refuses commits whole, and still reads and deletes. Deleted data stays in Redis's files until Redis rewrites them
     (`BGREWRITEAOF`, `BGSAVE`).
 
-    `query`, `count` and pages cost O(results); `usage` is O(1) in the number of sessions. A page of `expired` is O(all
-    expired sessions).
+    `query`, `count` and pages cost O(results), and `ledger` O(rows of the user, or of all). A page of `expired`
+    is O(all expired sessions).
 
     Args:
         url: `redis://user:password@host:6379/0`, or `rediss://` for TLS, with options as redis-py takes them.
@@ -149,7 +149,7 @@ class RedisStore(RedisDatabase):
             args = [
                 *(_name(session.key), record_text(session, _CREATION), record_text(session, _CHANGES), session.epoch),
                 *(session.status, session.revision, session.log_size),
-                *(" ".join(_places(session)), pack_usage(session.usage)),
+                " ".join(_places(session)),
                 *(finite(session.created_at, "created_at"), *_times(session)),
                 *_rows([(encode(log), start, stop) for log, start, stop in borrowed]),
                 *_rows([_turn_row(turn)] if turn else []),
@@ -203,7 +203,7 @@ class RedisStore(RedisDatabase):
             args = [
                 *(_number(session.log), epoch, _name(key), record_text(session, _CHANGES), session.status),
                 *(session.revision, session.revision - 1, session.log_size, first),
-                *(pack_usage(session.usage), *_times(session)),
+                *_times(session),
                 padded(commit.forget_events) if commit.forget_events else "",
                 commit.forget_turns,
                 *_rows([(position, block) for position, block in commit.cleared_blocks]),
@@ -217,6 +217,14 @@ class RedisStore(RedisDatabase):
                 ),
                 *_rows([_delivery_row(change) for change in commit.deliveries]),
                 *_rows([_received_row(key.user_id, delivery) for delivery in commit.received]),
+                *_rows(
+                    [
+                        (ledger_field(row, session.agent, name), number)
+                        for row in commit.spent
+                        for name, number in zip(NUMBERS, numbers_of(row), strict=True)
+                        if number
+                    ]
+                ),
             ]
         await self._do("commit", args, key, epoch)
 
@@ -288,10 +296,14 @@ class RedisStore(RedisDatabase):
         (count,) = await self._do("count", [*_lists(user_id, agent, status, called_by)], again=True)
         return int(count)
 
-    async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
-        place = _place(user_id, agent)
-        (used,) = await self._do("usage", [place, _CALLED + place], again=True)
-        return sum(map(unpack_usage, used), Usage())
+    async def ledger(self, query: LedgerQuery) -> list[LedgerRow]:
+        user = "" if query.user_id is None else _place(query.user_id, None)
+        (ledgers,) = await self._do("ledger", [user, query.since or "", query.until or ""], again=True)
+        rows = decoded("the ledger", lambda: [row for found in ledgers for row in read_ledger(*found)])
+        return query.sums(rows)
+
+    async def forget_in_ledger(self, user_id: str) -> None:
+        await self._do("forget_in_ledger", [_place(user_id, None)])
 
     async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[SessionKey]:
         after = "" if cursor is None else _page_start(cursor)[1]
@@ -392,7 +404,12 @@ class RedisStore(RedisDatabase):
         return decode_record(Delivery, record_key, (text or b"").split(b" ", 2)[-1], **key._asdict())
 
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
-        args = [_name(key), "" if epoch is None else epoch, "" if log is None else encode(log)]
+        args = [
+            _name(key),
+            "" if epoch is None else epoch,
+            "" if log is None else encode(log),
+            json.dumps(key.user_id),
+        ]
         (turns,) = await self._do("delete", args, key, epoch)
         return int(turns)
 
@@ -561,7 +578,9 @@ def _delivery_row(change: DeliveryChange) -> tuple[Argument, ...]:
 
 
 def _times(session: SessionRecord) -> tuple[str, str]:
-    """Return the time of the session's last change and its time of expiry, as text."""
+    """Return the time of the session's last change and its time of expiry, as text. Checks its numbers, too."""
+    for name in ("seconds", "cost"):
+        finite(getattr(session.usage, name), f"usage.{name}")
     deadline = "" if session.ttl_s is None else finite(session.updated_at + session.ttl_s, "updated_at + ttl_s")
     return finite(session.updated_at, "updated_at"), deadline
 

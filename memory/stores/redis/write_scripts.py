@@ -7,7 +7,7 @@ from turnwise.memory.stores.redis.scripts import COMMON
 _CREATE = r"""
 local number, session, born, row, epoch, status = take(), take(), take(), take(), take(), take()
 local revision, size = take(), take()
-local places, used, created, updated, deadline = take(), take(), take(), take(), take()
+local places, created, updated, deadline = take(), take(), take(), take()
 local borrowed, turns, changes = rows(3), rows(3), rows(5)
 if redis.call('HEXISTS', ids, session) == 1 then return {'exists'} end
 if redis.call('EXISTS', key(number), key(number, ':log')) > 0 then return {'', 'given'} end
@@ -19,7 +19,7 @@ for _, span in ipairs(borrowed) do
 end
 local refusal = refused(number, changes)
 if refusal then return refusal end
-local hashes, sets = {meta, ids, spent}, lists(places, status)
+local hashes, sets = {meta, ids}, lists(places, status)
 if #changes > 0 then
   for _, hash in ipairs({deliveries, key(number, ':deliveries')}) do hashes[#hashes + 1] = hash end
   for _, set in ipairs({due, unpack(delivery_lists(places))}) do sets[#sets + 1] = set end
@@ -40,10 +40,9 @@ for _, span in ipairs(borrowed) do
 end
 redis.call('HSET', key(number), 'id', session, 'born', born, 'row', row, 'epoch', epoch, 'status', status,
   'revision', revision, 'size', size,
-  'places', places, 'spent', used, 'created', created, 'borrowed', table.concat(logs, ' '))
+  'places', places, 'created', created, 'borrowed', table.concat(logs, ' '))
 list(number, status, places, created, updated)
 expire(number, deadline)
-charge(places, '', used)
 for _, turn in ipairs(turns) do
   put(key(number, ':turns'), turn[1], turn[2] .. turn[3])
   mark(key(number, ':open'), 't' .. turn[1], turn[2] == 'o')
@@ -65,19 +64,19 @@ return {''}
 _COMMIT = r"""
 local number, epoch, session, row, status = take(), take(), take(), take(), take()
 local revision, revision_before, size, size_before = take(), take(), take(), take()
-local used, updated, deadline, upto = take(), take(), take(), take()
+local updated, deadline, upto = take(), take(), take()
 local turns_upto, cleared = tonumber(take()), rows(2)
 local blocks, dropped, turns, new, runs, events = rows(2), rows(1), rows(3), rows(5), rows(3), rows(3)
-local changes, received = rows(5), rows(4)
+local changes, received, spent = rows(5), rows(4), rows(2)
 local home, log, keys = key(number), key(number, ':log'), key(number, ':keys')
 local open, turn_set, run_set = key(number, ':open'), key(number, ':turns'), key(number, ':runs')
 local loose, keyed = key(number, ':events'), key(number, ':keyed')
 
-local owned, owned_epoch, old_revision, old_size, old_status, places, old_used, created =
-  unpack(redis.call('HMGET', home, 'id', 'epoch', 'revision', 'size', 'status', 'places', 'spent', 'created'))
+local owned, owned_epoch, old_revision, old_size, old_status, places, created =
+  unpack(redis.call('HMGET', home, 'id', 'epoch', 'revision', 'size', 'status', 'places', 'created'))
 if owned ~= session or owned_epoch ~= epoch or (old_revision or '0') ~= revision_before
   or (old_size or size_before) ~= size_before then return {'fenced'} end
-if not (old_status and places and old_used and created) then return {'corrupt', home, 'a field of it is missing'} end
+if not (old_status and places and created) then return {'corrupt', home, 'a field of it is missing'} end
 if not tonumber(created) then return {'corrupt', home, 'the time of its creation is no number'} end
 
 local seen = {}
@@ -120,16 +119,24 @@ if turns_upto >= 0 then
 end
 local sets = lists(places, status, old_status)
 for _, set in ipairs({open, turn_set, run_set, loose, keyed}) do sets[#sets + 1] = set end
-local hashes = {log, keys, run_ids, spent, key(number, ':lent')}
+local hashes = {log, keys, run_ids, key(number, ':lent')}
 if #changes + #received > 0 then
   for _, hash in ipairs({deliveries, key(number, ':deliveries')}) do hashes[#hashes + 1] = hash end
   for _, set in ipairs({due, unpack(delivery_lists(places))}) do sets[#sets + 1] = set end
+end
+local lists_of_ledger = {}
+if #spent > 0 then
+  hashes[#hashes + 1] = ledger(number)
+  if redis.call('EXISTS', ledger(number)) == 0 then
+    lists_of_ledger = {ledgers, ledgers .. ':' .. user_place(places)}
+  end
+  for _, set in ipairs(lists_of_ledger) do sets[#sets + 1] = set end
 end
 local wrong = wrong_key(hashes, sets)
 if wrong then return wrong end
 
 -- First the writes that a Redis without memory refuses.
-redis.call('HSET', home, 'row', row, 'status', status, 'spent', used, 'revision', revision, 'size', size)
+redis.call('HSET', home, 'row', row, 'status', status, 'revision', revision, 'size', size)
 if status ~= old_status then
   unlist(number, old_status, places)
   list(number, status, places, created, updated)
@@ -137,7 +144,8 @@ else
   list(number, status, places, nil, updated)
 end
 expire(number, deadline)
-charge(places, old_used, used)
+for _, number_spent in ipairs(spent) do redis.call('HINCRBY', ledger(number), number_spent[1], number_spent[2]) end
+for _, set in ipairs(lists_of_ledger) do redis.call('ZADD', set, 0, number) end
 for _, block in ipairs(blocks) do redis.call('HSET', log, block[1], block[2]) end
 if #cleared > 0 then
   local spans = lent(number)
@@ -190,18 +198,20 @@ _DELETE = r"""
 local session, epoch, log = take(), take(), take()
 local number = redis.call('HGET', ids, session)
 if not number then return {'missing'} end
-local owned_epoch, status, places, used, borrowed =
-  unpack(redis.call('HMGET', key(number), 'epoch', 'status', 'places', 'spent', 'borrowed'))
-if not (owned_epoch and status and places and used and borrowed) then
+local owned_epoch, status, places, borrowed =
+  unpack(redis.call('HMGET', key(number), 'epoch', 'status', 'places', 'borrowed'))
+if not (owned_epoch and status and places and borrowed) then
   return {'corrupt', key(number), 'a field of it is missing'}
 end
 if (epoch ~= '' and epoch ~= owned_epoch) or (log ~= '' and log ~= number) then return {'fenced'} end
-local hashes = {run_ids, spent, key(number, ':keys'), key(number, ':log'), key(number, ':lent')}
+local user, user_name = user_place(places), take()
+local hashes = {run_ids, ledger(number), ledger(user), key(number, ':keys'), key(number, ':log'), key(number, ':lent')}
 for log in string.gmatch(borrowed, '%S+') do
   for _, part in ipairs({':log', ':lent'}) do hashes[#hashes + 1] = key(log, part) end
 end
 local sets, delivery_sets = lists(places, status), delivery_lists(places)
 for _, hash in ipairs({deliveries, key(number, ':deliveries')}) do hashes[#hashes + 1] = hash end
+for _, set in ipairs({ledgers, ledgers .. ':' .. user}) do sets[#sets + 1] = set end
 for _, set in ipairs({key(number, ':turns'), due, unpack(delivery_sets)}) do sets[#sets + 1] = set end
 local wrong = wrong_key(hashes, sets)
 if wrong then return wrong end
@@ -213,7 +223,8 @@ for _, name in ipairs(redis.call('HKEYS', key(number, ':keys'))) do
 end
 for _, id in ipairs(redis.call('HVALS', key(number, ':deliveries'))) do drop_delivery(id, delivery_sets) end
 unlist(number, status, places)
-charge(places, used, '')
+if move_ledger(number, user) > 0 then redis.call('HSET', ledger(user), 'user', user_name) end
+redis.call('ZREM', ledgers .. ':' .. user, number)
 redis.call('ZREM', unsettled, member(number))
 redis.call('ZREM', expiring, member(number))
 redis.call('DEL', key(number), key(number, ':turns'), key(number, ':runs'), key(number, ':events'),
@@ -261,6 +272,21 @@ change_deliveries(number, places, changes)
 return {''}
 """
 
+_FORGET_IN_LEDGER = r"""
+local user = take()
+local wrong = wrong_key({ledger(user), ledger('nobody')}, {ledgers, ledgers .. ':' .. user})
+if wrong then return wrong end
+local names = redis.call('ZRANGE', ledgers .. ':' .. user, 0, -1)
+names[#names + 1] = user
+for _, name in ipairs(names) do
+  wrong = wrong_key({ledger(name)}, {})
+  if wrong then return wrong end
+end
+for _, name in ipairs(names) do move_ledger(name, 'nobody') end
+redis.call('DEL', ledgers .. ':' .. user)
+return {''}
+"""
+
 _LEASE = r"""
 local asking, ttl, lease, time = take(), take(), base .. ':lease', now()
 local wrong = wrong_key({lease}, {due})
@@ -301,6 +327,7 @@ WRITES = {
         "delete": _DELETE,
         "add_delivery": _ADD_DELIVERY,
         "change_delivery": _CHANGE_DELIVERY,
+        "forget_in_ledger": _FORGET_IN_LEDGER,
         "lease": _LEASE,
         "change_webhook": _CHANGE_WEBHOOK,
         "probe": _PROBE,

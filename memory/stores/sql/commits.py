@@ -13,6 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from turnwise.errors import DeliveryChangedError, SessionFencedError
+from turnwise.memory.conversation.ledger import key_in, numbers_of
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.sql.rows import (
@@ -22,6 +23,7 @@ from turnwise.memory.stores.sql.rows import (
     compared_delivery_row,
     delivery_row,
     event_row,
+    ledger_values,
     log_key,
     received_delivery_row,
     run_row,
@@ -74,6 +76,7 @@ class CommitWriter:
             sql.put_delivery,
             sql.drop_delivery,
             sql.drop_received,
+            sql.add_spent,
         )
         self._compares = (sql.put_delivery, sql.drop_delivery, sql.drop_received)
         self._lock_timeout_s = lock_timeout_s
@@ -101,6 +104,7 @@ class CommitWriter:
             (changed_delivery_row(key, before, after) for before, after in deliveries if before and after),
             (compared_delivery_row(key, before) for before, after in deliveries if before and not after),
             (received_delivery_row(of.user_id, delivery) for delivery in commit.received),
+            (ledger_values(key_in(commit.session, row), numbers_of(row)) for row in commit.spent),
         )
         session = self._put_session.bind(changed_session_row(of, epoch, commit))
         other_rows = tuple([kind.bind(row) for row in rows] for kind, rows in zip(self._kinds, kinds, strict=True))

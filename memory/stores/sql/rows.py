@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -11,6 +11,7 @@ import pydantic_core
 from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.codec import decoded, decoded_event, to_json
 from turnwise.memory.conversation.events import AnyEvent, Event, encode_body
+from turnwise.memory.conversation.ledger import NUMBERS, LedgerKey
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.runs import RUN_CHANGES, RunRecord
 from turnwise.memory.conversation.sessions import SESSION_CHANGES, SessionKey, SessionRecord
@@ -42,7 +43,7 @@ _RUN_TEXTS = {
     *("labels", "why", "usage", "stop_reason", "calls", "params", "output"),
     *("instructions", "tools", "trace"),
 }
-_SESSION_TEXTS = {"metadata", "title", "params", "budget", "agents_usage"}
+_SESSION_TEXTS = {"metadata", "title", "params", "budget", "branches", "agents_usage"}
 _DELIVERY_TEXTS = {"payload", "schedule", "why"}
 """The fields whose columns are JSON text."""
 
@@ -124,6 +125,7 @@ def _session_columns(session: SessionRecord) -> dict[str, Any]:
         "memory": _unless_on(session.memory),
         "params": to_json(session.params or None),
         "budget": to_json(session.budget or None),
+        "branches": to_json(session.branches or None),
         "agents_usage": _usage_text(session.agents_usage) if session.agents_usage != _UNUSED else None,
     }
 
@@ -148,6 +150,10 @@ def changed_session_row(key: SessionKey, epoch: int, commit: Commit) -> dict[str
         "b_log_size_before": commit.log_size_before,
         **{bound: columns[name] for bound, name in _BOUND.items()},
     }
+
+
+def ledger_values(key: LedgerKey, numbers: Sequence[int]) -> dict[str, Any]:
+    return {**key._asdict(), **dict(zip(NUMBERS, numbers, strict=True))}
 
 
 def read_usage(row: Any) -> Usage:

@@ -24,6 +24,7 @@ from sqlalchemy import (
     text,
 )
 
+from turnwise.memory.conversation.ledger import NUMBERS, LedgerKey
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.sql.database import WHERE, Schema
 
@@ -60,6 +61,7 @@ sessions = Table(
     Column("namespace", Text),
     Column("log_size", BigInteger, nullable=False),
     Column("next_index", BigInteger, nullable=False),
+    Column("branches", Text),
     Column("epoch", BigInteger, nullable=False),
     Column("seq", BigInteger, nullable=False),
     Column("revision", BigInteger, nullable=False),
@@ -195,6 +197,15 @@ Index(
     events.c.event_key,
     unique=True,
     info={WHERE: events.c.event_key.is_not(None)},
+)
+
+ledger = Table(
+    "turnwise_ledger",
+    tables,
+    *(Column(name, Text, nullable=False) for name in LedgerKey._fields),
+    *(Column(name, BigInteger, nullable=False) for name in NUMBERS),
+    # A session's rows stand together, so that its commits find them and its deletion does. No two sessions share a row.
+    PrimaryKeyConstraint("user_id", "session_id", "day", "kind", "model", "tool", "agent"),
 )
 
 # Sorted by code points in every database, since pages go by ids.

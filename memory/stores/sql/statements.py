@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from turnwise.memory.conversation.ledger import NUMBERS
 from turnwise.memory.conversation.runs import OPEN_STATES
 from turnwise.memory.conversation.turns import OPEN_STATUSES
 from turnwise.memory.stores.sql import schema
@@ -120,6 +121,12 @@ _VALUES = re.compile(r"VALUES (\([^()]*\))")
 def _with_rows(values: re.Match[str], count: int) -> str:
     start, stop = values.span(1)
     return f"{values.string[:start]}{', '.join([values[1]] * count)}{values.string[stop:]}"
+
+
+def summed(insert: Any) -> Any:
+    """Return an insert into the ledger that adds its numbers to those of a row that is there already."""
+    numbers = {name: schema.ledger.c[name] + insert.excluded[name] for name in NUMBERS}
+    return insert.on_conflict_do_update(index_elements=[*schema.ledger.primary_key.columns], set_=numbers)
 
 
 def _picker(names: Sequence[str] | None) -> Callable[[dict[str, Any]], tuple[Any, ...]] | None:
@@ -292,6 +299,7 @@ class Statements:
             return statement(first_rows(rows.limit(bind("limit")), number, dialect))
 
         self._add_deliveries(statement, dialect, is_session)
+        self.add_spent = statement(summed(insert_into(schema.ledger, dialect)))
         self.turns = page(turns, turns.c.idx)
         self.runs = page(runs, runs.c.turn_index)
         self.events = page(events, events.c.seq)

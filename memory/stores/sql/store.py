@@ -27,11 +27,11 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.codec import decoded
 from turnwise.memory.conversation.events import AnyEvent
+from turnwise.memory.conversation.ledger import COLUMNS, NUMBERS, LedgerKey, LedgerQuery, LedgerRow
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord, SessionStatus
 from turnwise.memory.conversation.spans import Span, Spans, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
-from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange, check_delivery
 from turnwise.memory.deliveries.webhooks import WEBHOOK_FIELDS, WebhookRecord
 from turnwise.memory.stores.base import (
@@ -58,6 +58,7 @@ from turnwise.memory.stores.base import (
 from turnwise.memory.stores.group_commit import GroupCommit
 from turnwise.memory.stores.sql import schema
 from turnwise.memory.stores.sql.commits import CommitRows, CommitWriter, attempt
+from turnwise.memory.stores.sql.database import insert_into
 from turnwise.memory.stores.sql.rows import (
     changed_delivery_row,
     compared_delivery_row,
@@ -70,12 +71,11 @@ from turnwise.memory.stores.sql.rows import (
     read_session,
     read_sessions,
     read_turn,
-    read_usage,
     session_row,
     turn_row,
 )
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
-from turnwise.memory.stores.sql.statements import Statement, read_first, read_page, statements_of
+from turnwise.memory.stores.sql.statements import Statement, read_first, read_page, statements_of, summed
 from turnwise.memory.values.corrupt_records import UNDECODABLE
 from turnwise.memory.values.ids import new_key
 from turnwise.memory.values.records import record_of, record_text
@@ -389,10 +389,37 @@ class SQLStore(SecureDeleteDatabase):
         statement = sa.select(sa.func.count()).select_from(schema.sessions).where(*filters)
         return await self._read(lambda connection: int(connection.execute(statement).scalar_one()))
 
-    async def usage(self, *, user_id: str | None = None, agent: str | None = None) -> Usage:
-        sums = (sa.func.coalesce(sa.func.sum(schema.sessions.c[name]), 0).label(name) for name in schema.USAGE)
-        statement = sa.select(*sums).where(*_filters(user_id, agent))
-        return await self._read(lambda connection: read_usage(connection.execute(statement).one()))
+    async def ledger(self, query: LedgerQuery) -> list[LedgerRow]:
+        table, filters = schema.ledger.c, {"user_id": query.user_id, "agent": query.agent}
+        groups = [table[COLUMNS[name]] for name in query.by]
+        sums = [sa.func.coalesce(sa.func.sum(table[name]), 0) for name in NUMBERS]
+        statement = sa.select(*groups, *sums).group_by(*groups)
+        statement = statement.where(*(table[name] == value for name, value in filters.items() if value is not None))
+        if query.since is not None:
+            statement = statement.where(table.day >= query.since)
+        if query.until is not None:
+            statement = statement.where(table.day <= query.until)
+        rows = await self._read(lambda connection: connection.execute(statement).all())
+        found = [(tuple(row[: len(groups)]), row[len(groups) :]) for row in rows]
+        return [query.row(group, numbers) for group, numbers in sorted(found)]
+
+    async def forget_in_ledger(self, user_id: str) -> None:
+        def forget(connection: sa.Connection) -> int:
+            self._lock(connection)
+            return self._rename_in_ledger(connection, schema.ledger.c.user_id == user_id, user_id="", session_id="")
+
+        await self._erase(forget)
+
+    def _rename_in_ledger(self, connection: sa.Connection, rows: sa.ColumnElement[bool], **names: str) -> int:
+        """Give rows of the ledger other names, and add them to those with these names; return how many they were."""
+        table = schema.ledger
+        keys = [sa.literal(names[key]).label(key) if key in names else table.c[key] for key in LedgerKey._fields]
+        kept = [table.c[key] for key in LedgerKey._fields if key not in names]
+        sums = [sa.cast(sa.func.sum(table.c[name]), sa.BigInteger).label(name) for name in NUMBERS]
+        renamed = sa.select(*keys, *sums).where(rows).group_by(*kept)
+        insert = insert_into(table, connection.dialect).from_select([*LedgerKey._fields, *NUMBERS], renamed)
+        connection.execute(summed(insert))
+        return connection.execute(sa.delete(table).where(rows)).rowcount
 
     async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[SessionKey]:
         rows, more = await self._in_order(self._sql.unsettled, cursor, limit)
@@ -534,6 +561,8 @@ class SQLStore(SecureDeleteDatabase):
             borrowed = schema.borrowed.c
             logs = {row_key, *connection.scalars(sa.select(borrowed.log).where(borrowed.session == row_key))}
             turns = connection.execute(sa.delete(schema.turns).where(schema.turns.c.session == row_key)).rowcount
+            own = (schema.ledger.c.user_id == key.user_id) & (schema.ledger.c.session_id == key.session_id)
+            self._rename_in_ledger(connection, own, session_id="")
             for table in (schema.borrowed, schema.runs, schema.events, schema.deliveries):
                 connection.execute(sa.delete(table).where(table.c.session == row_key))
             for log_number in logs:

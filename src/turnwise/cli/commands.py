@@ -12,7 +12,7 @@ from turnwise.cli.chat.command import ChatCommand, chat
 from turnwise.cli.common import Command, Commands
 from turnwise.cli.console import console
 from turnwise.cli.doctor import doctor
-from turnwise.cli.listing import ls, runs, schedules, usage
+from turnwise.cli.listing import ls, runs, schedules
 from turnwise.cli.mcp import mcp
 from turnwise.cli.memory import memory
 from turnwise.cli.serve import serve
@@ -20,6 +20,7 @@ from turnwise.cli.session_control import approve, cancel, end, fork, reject, rm,
 from turnwise.cli.show import show
 from turnwise.cli.tail import tail
 from turnwise.cli.top import top
+from turnwise.cli.usage import usage
 from turnwise.cli.webhooks import webhooks
 
 app = typer.Typer(

@@ -1,13 +1,9 @@
-"""`turnwise ls`, `runs`, `schedules` and `usage`: what there is in a store."""
+"""`turnwise ls`, `runs` and `schedules`: what there is in a store."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine
-from datetime import UTC, datetime
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -34,7 +30,6 @@ if TYPE_CHECKING:
     from turnwise.actors.hosting.wire import SessionInfo
     from turnwise.memory.conversation.runs import RunRecord, RunState
     from turnwise.memory.conversation.sessions import SessionRecord
-    from turnwise.memory.conversation.usage import Usage
     from turnwise.memory.deliveries.records import Delivery
     from turnwise.memory.stores.base import Page
 
@@ -254,67 +249,3 @@ def _note_more(page: Page[Any], kind: str) -> None:
         note(f"{len(page.unreadable)} sessions cannot be read: {names}")
     if page.cursor:
         note(f"there are more {kind}: --limit shows more at once, --cursor '{page.cursor}' the next ones")
-
-
-By = Literal["session", "user", "agent", "day", "model"]
-
-
-def usage(
-    store: Store,
-    *,
-    by: Annotated[By | None, typer.Option(help="Show parts: days and models are those of runs, in UTC.")] = None,
-    user: OfUser = None,
-    agent: OfAgent = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the tokens, calls, time and cost of runs, without those of deleted sessions.
-
-    Tokens that no provider reported, as of stopped answers, are counted by turnwise: of all tokens, that many.
-    """
-    total, parts = run(_usage(store, {"user_id": user, "agent": agent}, by))
-    if as_json:
-        from turnwise.http.native.models import UsageShown
-
-        shown = {name: UsageShown.of(part) for name, part in parts.items()}
-        print_json({"total": UsageShown.of(total), **({"by": by, "parts": shown} if by else {})})
-        return
-    tokens, calls = ("tokens in", "cached", "tokens out", "reasoning", "counted"), ("model calls", "tool calls")
-    names = (*tokens, *calls, "seconds", "cost")
-    rows = [(name, part) for name, part in parts.items()] + [("total", total)]
-    columns = [Column(by or ""), *(Column(name, right=True) for name in names)]
-    print_table(columns, [[name, *_numbers(row_usage)] for name, row_usage in rows])
-
-
-async def _usage(store: str, query: dict[str, Any], by: By | None) -> tuple[Usage, dict[str, Usage]]:
-    from turnwise.memory.conversation.usage import Usage
-
-    parts: dict[str, Usage] = defaultdict(Usage)
-    async with reading(store) as manager:
-        if by in ("session", "user", "agent"):
-            async for session in _all(manager.list, query):
-                names = {"session": session.key.full_name, "user": session.user_id, "agent": session.agent or ""}
-                parts[names[by]] += session.usage
-        elif by:
-            async for run in _all(manager.runs, query):
-                name = _day(run.created_at) if by == "day" else run.model or ""
-                parts[name] += run.usage or Usage()
-        return await manager.usage(**query), dict(sorted(parts.items()))
-
-
-async def _all(read: Callable[..., Coroutine[Any, Any, Page[Any]]], query: dict[str, Any]) -> AsyncIterator[Any]:
-    """Yield the items of all pages."""
-    from turnwise.memory.stores.reading import pages_by_cursor
-
-    async for page in pages_by_cursor(partial(read, **query, limit=_PAGE)):
-        for item in page:
-            yield item
-
-
-def _day(time: float) -> str:
-    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d")
-
-
-def _numbers(spent: Usage) -> list[Cell]:
-    tokens = (spent.input_tokens, spent.cached_tokens, spent.output_tokens, spent.reasoning_tokens)
-    calls = (spent.counted_tokens, spent.calls, spent.tool_calls)
-    return [*map(number, (*tokens, *calls)), f"{spent.seconds:.1f}", number(round(spent.cost, 6))]

@@ -232,7 +232,8 @@ def _lines(content: Shown | Turn | Sent | Tree) -> Iterator[Line]:
     elif isinstance(content, Sent):
         yield from _window(content)
     else:
-        yield f"turn {content.index}  {content.status}", _HEAD
+        versions = _versions(content.index, [version.turn_index for version in content.versions])
+        yield f"turn {content.index}{versions}  {content.status}", _HEAD
         for block in content.new_blocks:
             yield from block_lines(block)
 
@@ -250,7 +251,7 @@ def _transcript(shown: Shown) -> Iterator[Line]:
         if message.turn_index != turn:
             turn = message.turn_index
             yield "", ""
-            yield f"turn {turn}  {ago(message.at, now)}", _QUIET
+            yield f"turn {turn}{_versions(turn, message.versions)}  {ago(message.at, now)}", _QUIET
         for block in message.blocks:
             yield from block_lines(block)
         following = shown.messages[index + 1 :][:1]
@@ -259,6 +260,12 @@ def _transcript(shown: Shown) -> Iterator[Line]:
     for call in shown.pending:
         yield "", ""
         yield from _waiting(call, str(info.active_run_id))
+
+
+def _versions(index: int, versions: Sequence[int]) -> str:
+    """Say which version of its turn this is, and which turns the others are; nothing of a turn that has one."""
+    others = ", ".join(str(version) for version in versions if version != index)
+    return f"  version {versions.index(index) + 1} of {len(versions)}, besides turn {others}" if others else ""
 
 
 def _end(message: ChatMessage, record: RunRecord | None) -> Iterator[Line]:

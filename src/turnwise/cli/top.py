@@ -144,7 +144,7 @@ async def look(manager: AsyncSessionManager) -> Snapshot:
     statuses = ("active", "ended")
     counts = [await manager.count(status=status) for status in statuses]  # type: ignore[arg-type]
     page = await manager.runs(limit=NEWEST)
-    usage = await manager.usage()
+    usage = (await manager.usage()).total
     return Snapshot(
         at=time.time(),
         sessions=dict(zip(statuses, counts, strict=True)),

@@ -28,7 +28,7 @@ from turnwise.http.middleware.origins import SameSite
 from turnwise.http.middleware.paths import SegmentPaths
 from turnwise.http.middleware.size_limits import SizeLimits, refused
 from turnwise.http.middleware.tracing import TraceContext
-from turnwise.http.native import memories, runs, schedules, sessions, webhooks
+from turnwise.http.native import memories, runs, schedules, sessions, usage, webhooks
 from turnwise.http.openai import conversations, errors, models, responses
 from turnwise.http.openai.chat_completions import chat
 from turnwise.http.service import Service
@@ -98,6 +98,7 @@ def create_app(
     for router in (health.router, sessions.router, runs.router, memories.router, models.router, chat.router):
         app.include_router(router)
     app.include_router(schedules.router)
+    app.include_router(usage.router)
     app.include_router(webhooks.router)
     app.include_router(ui.router)
     if find_spec("ag_ui"):  # an extra of its own

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import dropwhile
 from typing import Any
@@ -25,11 +25,22 @@ from turnwise.memory.conversation.blocks import (
     ToolUse,
     User,
 )
-from turnwise.memory.conversation.events import AnyEvent, BlocksRemoved, Event, RunEnded, RunStarted, without_blocks
+from turnwise.memory.conversation.branches import Branches, are_valid, is_shown, ranges_below
+from turnwise.memory.conversation.events import (
+    AnyEvent,
+    BlocksRemoved,
+    Event,
+    RunEnded,
+    RunStarted,
+    TurnReplaced,
+    without_blocks,
+)
+from turnwise.memory.conversation.ledger import LedgerQuery, LedgerRow
 from turnwise.memory.conversation.runs import REPLACED, RunRecord
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.conversation.spans import Seen, Spans, cut, from_places, overlap, places, size, union
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.conversation.views.rebuild import Rebuilt
 from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.event_store.base import HistoryStore
@@ -78,6 +89,7 @@ async def audit(
     discards: bool = False,
     compacts: bool = False,
     deaths: Mapping[str, Sequence[float]] | None = None,
+    imported: bool = False,
 ) -> Audit:
     """Check stored sessions, and that the store has everything that callers had acknowledged. Only reads.
 
@@ -89,7 +101,8 @@ async def audit(
     debounced prompt begins before its seconds of silence have passed; each acknowledged run is stored with the
     acknowledged state and turn, or is merged into one that is; a follower of a run saw each of its events once; no run
     has ended as lost, or was resumed, unless its process died while it was active; no delivery whose run is stored
-    waits to be carried out; a text that a session said is stored once; an agent has one run at most.
+    waits to be carried out; a text that a session said is stored once; an agent has one run at most; the ledger has
+    what the session has spent, exactly, and each of its runs that has ended.
 
     Args:
         user_id: whose sessions these are.
@@ -99,6 +112,7 @@ async def audit(
         compacts: whether sessions have an overflow strategy; then each turn continues the newest part of the last one.
         deaths: when processes of a session died or lost it, on the session's clock. The last law is checked for the
             sessions that are named here.
+        imported: whether sessions have come from an archive, which brings nothing into the ledger.
     """
     notes: dict[str, list[Note]] = {}
     for note in acknowledged or ():
@@ -121,6 +135,7 @@ async def audit(
             *_successors_hold(session.runs),
             *_turns_hold(steps, compacts=compacts),
             *_removed_stay_away(session),
+            *_versions_hold(session),
             *_events_tell(session.events, steps),
             *_notes_hold(session, steps, session_notes, discards=discards),
             *_said_once(session.runs, steps, session_notes),
@@ -128,6 +143,7 @@ async def audit(
             *_losses_hold(session.runs, (deaths or {}).get(session_id)),
             *_deliveries_hold(session),
             *_agents_hold(session),
+            *([] if imported else _ledger_holds(session)),
         ]
         violations += [Violation(session_id, law, problem) for law, problem in findings]
         counts += Counter(sessions=1, turns=len(session.turns), runs=len(session.runs), events=len(session.events))
@@ -149,6 +165,11 @@ class StoredSession:
     deliveries: Sequence[Delivery] = ()
     called_by: str | None = None
     """The session whose run has called it as an agent."""
+    usage: Usage = field(default_factory=Usage)
+    spent: LedgerRow = field(default_factory=LedgerRow)
+    """What the ledger has of it."""
+    branches: Branches = ()
+    next_index: int = 0
 
 
 async def read_session(store: SessionStore, key: SessionKey, history: HistoryStore | None = None) -> StoredSession:
@@ -164,16 +185,31 @@ async def read_session(store: SessionStore, key: SessionKey, history: HistorySto
     events, doubles = await _read_events(store, key, history)
     whole = await CachedBlocks(key.session_id, store).read_events(events, log)
     deliveries = [delivery async for delivery in deliveries_of(store, key)]
-    return StoredSession(log, await read_turns(store, key), runs, whole, doubles, deliveries, record.called_by)
+    of_sessions = await store.ledger(LedgerQuery(user_id=key.user_id, by=("session",)))
+    spent = [row for row in of_sessions if row.session_id == key.session_id]
+    return StoredSession(
+        log,
+        await read_turns(store, key),
+        runs,
+        whole,
+        doubles,
+        deliveries,
+        record.called_by,
+        record.usage,
+        spent[0] if spent else LedgerRow(),
+        record.branches,
+        record.next_index,
+    )
 
 
 async def read_turns(store: SessionStore, key: SessionKey) -> list[Turn]:
-    """Return all turns of a session, read from the store without caches."""
+    """Return all turns of a session, shown or not, read from the store without caches."""
+    branches = (await store.get(key)).branches
     records = [turn async for page in pages(partial(store.turns, key), -1, INDEX) for turn in page]
     spans = union(*(part for turn in records for part in (turn.prompt, turn.spans)))
     cache = BlockCache()
     cache.add_spans(spans, await read_blocks(store, spans))
-    return [Turn(key.session_id, record, cache) for record in records]
+    return [Turn(key.session_id, record, cache, branches=branches) for record in records]
 
 
 async def read_events(store: SessionStore, key: SessionKey, history: Any = None) -> list[AnyEvent]:
@@ -232,6 +268,19 @@ def _agents_hold(session: StoredSession) -> Iterator[Finding]:
         yield "an agent is called once", f"it has the runs {[run.run_id for run in session.runs]}"
 
 
+def _ledger_holds(session: StoredSession) -> Iterator[Finding]:
+    """The ledger has what the session's row has, and each run that has ended, also those that were removed since."""
+    spent, usage = session.spent, session.usage
+    for name, number in vars(usage).items():
+        if round(number - getattr(spent.usage, name), 6):
+            yield (
+                "the ledger has what was spent",
+                f"{name} is {getattr(spent.usage, name)} there, {number} in the session",
+            )
+    if spent.runs < (ended := sum(run.has_run for run in session.runs)):
+        yield "the ledger has what was spent", f"it counts {spent.runs} of {ended} runs"
+
+
 def _successors_hold(runs: Iterable[RunRecord]) -> Iterator[Finding]:
     run_ids = {run.run_id for run in runs}
     for run in runs:
@@ -248,7 +297,7 @@ def _leading(run: RunRecord | None, runs: Mapping[str, RunRecord]) -> RunRecord 
 
 @dataclass(frozen=True)
 class _Step:
-    """A turn beside the one before it."""
+    """A turn beside the one before it in the conversation, as it was shown when the turn began."""
 
     turn: Turn
     before: Turn | None
@@ -266,8 +315,14 @@ class _Step:
 def _steps(turns: Iterable[Turn]) -> Iterator[_Step]:
     """Yield each turn; no turn continues one that waits."""
     before, older = None, Spans()
+    ended: list[Turn] = []
     for turn in turns:
         spans = turn.record.spans
+        if turn.branches and turn.status not in WAITING:
+            below = ranges_below(turn.branches, turn.index)
+            before = next((last for last in reversed(ended) if any(last.index in part for part in below)), None)
+            older = before.record.spans if before else Spans()
+            ended.append(turn)
         if turn.status in WAITING:
             yield _Step(turn, None, False, spans)
             continue
@@ -305,6 +360,25 @@ def _is_valid(added: Sequence[Block]) -> bool:
     except InvalidRequestError:
         return False
     return True
+
+
+def _versions_hold(session: StoredSession) -> Iterator[Finding]:
+    """Check that the branches are those of the stored turns, and that the events tell which version is shown."""
+    branches, indexes = session.branches, {turn.index for turn in session.turns}
+    if not are_valid(branches, session.next_index):
+        yield "branches are in order", f"they are {branches}, and the next turn is {session.next_index}"
+    for turn in session.turns if branches else ():
+        if len(turn.versions) > 1 and (missing := {version.turn_index for version in turn.versions} - indexes):
+            yield "each version is stored", f"turn {turn.index} has the versions {missing}, which are not stored"
+        if sum(version.is_shown for version in turn.versions) > 1:
+            yield "one version is shown", f"of turn {turn.index}, more are: {turn.versions}"
+    told = [event for event in session.events if isinstance(event, TurnReplaced)]
+    for event in told[-1:]:
+        shown, replaced = event.turn_index, event.replaced
+        if shown is None or (shown in indexes and not is_shown(branches, shown)):
+            yield "events tell what is shown", f"{event!r} shows a turn that is not shown"
+        if replaced in indexes and is_shown(branches, replaced):
+            yield "events tell what is shown", f"{event!r} replaces a turn that is shown"
 
 
 def _events_tell(events: Iterable[Event], steps: Iterable[_Step]) -> Iterator[Finding]:
@@ -480,14 +554,14 @@ def _losses_hold(runs: Iterable[RunRecord], deaths: Sequence[float] | None) -> I
 def _digests(steps: Iterable[_Step]) -> dict[str, str]:
     """Return the digests of the turns by run. Each block is hashed once."""
     digests: dict[str, str] = {}
-    before = Digest()
+    by_index: dict[int, Digest] = {}
     for step in steps:
-        hashed = before.copy() if step.continues else Digest()
+        hashed = by_index[step.before.index].copy() if step.before and step.continues else Digest()
         hashed.add(step.added)
         if step.turn.run_id:
             digests[step.turn.run_id] = str(hashed)
         if step.turn.status not in WAITING:
-            before = hashed
+            by_index[step.turn.index] = hashed
     return digests
 
 
@@ -500,20 +574,40 @@ def _seqs(events: Sequence[Event]) -> dict[str | None, list[int]]:
 
 
 def _places(steps: Iterable[_Step]) -> dict[str, list[int]]:
-    """Return the positions of each prompt in reading order; a block that several turns share counts once."""
+    """Return the positions of each prompt in reading order; a block that several turns share counts once.
+
+    A prompt that was stored again, since its turn was answered anew, counts once too.
+    """
     positions: dict[str, list[int]] = {}
-    prompts = (block for block in _blocks_once(steps) if isinstance(block, User))
-    for count, prompt in enumerate(prompts, 1):
-        positions.setdefault(prompt.text, []).append(count)
+    covered, turns, count = Seen(), dict[int, Turn](), 0
+    for step in steps:
+        turns[step.turn.index] = step.turn
+        again = _prompt_again(step.turn, turns)
+        for block in _new_blocks(step, covered):
+            count += isinstance(block, User)
+            if isinstance(block, User) and block not in again:
+                positions.setdefault(block.text, []).append(count)
     return positions
+
+
+def _prompt_again(turn: Turn, turns: Mapping[int, Turn]) -> Sequence[Block]:
+    """Return the prompt of a turn if an earlier version of it has the same; else nothing."""
+    indexes = [version.turn_index for version in turn.versions] if turn.branches else []
+    earlier = [turns[index] for index in indexes if index < turn.index and index in turns]
+    return turn.asked if any(version.asked == turn.asked for version in earlier) else ()
 
 
 def _blocks_once(steps: Iterable[_Step]) -> Iterator[Block]:
     """Yield all blocks in reading order; one that several turns share is yielded once."""
     covered = Seen()
     for step in steps:
-        new = [part for span in (*step.new, *step.turn.record.prompt) for part in covered.take(span)]
-        yield from step.turn.cache.read(new)
+        yield from _new_blocks(step, covered)
+
+
+def _new_blocks(step: _Step, covered: Seen) -> Sequence[Block]:
+    """Return the blocks of a turn that are not covered yet, and cover them."""
+    new = [part for span in (*step.new, *step.turn.record.prompt) for part in covered.take(span)]
+    return step.turn.cache.read(new)
 
 
 def _followed(note: Note, seqs: Sequence[int]) -> Iterator[Finding]:

@@ -157,7 +157,8 @@ async def test_an_approved_agent_goes_on_in_another_process(kind: Any) -> None:
             await core.approvals.decide(run_id, call.call_id, ApprovalDecision(verdict="approved"))
             outcome = await stage.outcome(run_id)
             assert outcome.run.why is None and outcome.turn and outcome.turn.text == "All done."
-            assert calls_made == [(1, 2), (3, 4), 5], "nothing is made twice"
+            at_once, paid = calls_made[:-1], calls_made[-1]
+            assert sorted(at_once) == [(1, 2), (3, 4)] and paid == 5, "nothing is made twice"
             assert len(provider.requests) == 3, "what was recorded is not asked again"
             kinds = [block.kind for block in outcome.turn.output]
             result, use = "tool_result", "tool_use"

@@ -37,7 +37,7 @@ from pydantic_ai.models.test import TestModel
 from pydantic_ai.usage import RequestUsage
 
 from tools.agent_world import check_request
-from turnwise import Packed, SessionManager
+from turnwise import InProcess, SessionManager
 from turnwise.adapters import MessageHistory, from_pydantic_ai, to_pydantic_ai
 from turnwise.engines import NoAnswer
 from turnwise.errors import InvalidInputError, SessionChangedError
@@ -172,8 +172,8 @@ def test_what_is_no_message_is_refused() -> None:
 
 
 @pytest.fixture(scope="module")
-def manager(ray_session: Any) -> Iterator[SessionManager]:
-    with SessionManager("memory://histories", engine=NoAnswer(), placement=Packed(hosts=1)) as manager:
+def manager() -> Iterator[SessionManager]:
+    with SessionManager("memory://histories", engine=NoAnswer(), placement=InProcess()) as manager:
         yield manager
 
 

@@ -139,6 +139,8 @@ async def test_the_server_has_the_history_and_messages_are_answered_again(folder
         assert await texts(client, "again") == ["one", "one", "two", "two"]
         edited = read(await sent(client, "again", user("m1", "first"), messageId="m1"))
         assert edited.parts[1]["text"] == "first" and await texts(client, "again") == ["first", "first"]
+        (first, _) = (await client.get(f"{CHAT}/again/messages")).json()["messages"]
+        assert first["metadata"] == {"version": 2, "versions": [0, 3]}
         third = await sent(client, "again", message=user("m3", "third"), messages=[])
         assert read(third).parts[1]["text"] == "third"
         assert await texts(client, "again") == ["first", "first", "third", "third"]
@@ -237,6 +239,33 @@ async def ran(client: httpx.AsyncClient, body: dict[str, Any], engine: str = "",
     response = await client.post(f"{AG_UI}/{engine}".rstrip("/"), json=body, headers=headers)
     assert response.status_code == 200, response.text
     return response.text
+
+
+async def test_a_message_of_ag_ui_branches_off_behind_its_parent_run(folder: Path, provider_url: str) -> None:
+    async with service(folder, provider_url) as client:
+
+        async def asked(number: int, text: str, **more: Any) -> str:
+            message = {"id": f"u{number}", "role": "user", "content": text}
+            body = asked_of("branches", f"r{number}", message, **more)
+            response = await client.post(f"{AG_UI}/echo", json=body)
+            assert response.status_code == 200 and f'"delta":"{text}"' in response.text.replace(" ", ""), response.text
+            return response.headers["x-run-id"]
+
+        async def shown() -> list[Any]:
+            turns = (await client.get("/v1/sessions/branches/turns")).json()["items"]
+            return [(turn["text"], len(turn["versions"])) for turn in turns]
+
+        one = await asked(1, "one")
+        await asked(2, "two")
+        three = await asked(3, "three", parentRunId=one)
+        assert await shown() == [("one", 1), ("three", 2)]
+        assert await asked(3, "three", parentRunId=one) == three, "the same request again"
+        await asked(4, "four", parentRunId=three)
+        await asked(5, "five", parentRunId="an-id-of-the-client")
+        assert await shown() == [("one", 1), ("three", 2), ("four", 1), ("five", 1)]
+        assert (await client.post("/v1/sessions/branches/choose", json={"index": 1})).json() == {"changed": True}
+        await asked(6, "six", parentRunId=three)
+        assert await shown() == [("one", 1), ("three", 2), ("six", 2)]
 
 
 async def test_an_agent_of_ag_ui_uses_client_tools_and_an_interrupt(folder: Path, provider_url: str) -> None:

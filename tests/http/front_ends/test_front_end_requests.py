@@ -104,12 +104,12 @@ async def test_a_refused_edit_takes_nothing_back(session: AsyncSession) -> None:
     for wrong, error in (({"model": "x"}, InvalidInputError), ({"labels": {"a": "b" * 10_000}}, InvalidInputError)):
         with pytest.raises(error):
             await edit(session, "two", **wrong)
-    assert not (await session.turn("m1")).removed
+    assert (await session.turn("m1")).is_shown
     active = await session.run("word " * 2000)
     waiting = await session.run("behind it", if_busy="enqueue")
     with pytest.raises(SessionBusyError, match=waiting.run_id):
         await edit(session, "two", if_busy="interrupt")
-    assert await active.status() == "running" and not (await session.turn("m1")).removed
+    assert await active.status() == "running" and (await session.turn("m1")).is_shown
     assert await waiting.cancel() and await active.cancel()
 
 
@@ -119,11 +119,11 @@ async def test_a_repeated_edit_runs_once(session: AsyncSession) -> None:
     assert (await first.wait()).text == "one"
     edited = await edit(session, "two", idempotency_key="k")
     assert (await edit(session, "two", idempotency_key="k")).run_id == edited.run_id
-    assert (await edited.wait()).text == "two" and (await session.turn("m1")).removed
+    assert (await edited.wait()).text == "two" and not (await session.turn("m1")).is_shown
     assert (await edit(session, "two", idempotency_key="k")).run_id == edited.run_id
     with pytest.raises(IdempotencyConflictError):
         await edit(session, "three", idempotency_key="k")
-    assert not (await session.turn("m1~1")).removed
+    assert (await session.turn("m1~1")).is_shown
     assert (await edit(session, "three")).run_id != edited.run_id
     assert await session.cancel()
 
@@ -186,10 +186,10 @@ async def test_a_merged_prompt_is_asked_again_with_those_before_it(
     assert await active.cancel() and (await merged.wait()).text
     again = await ask(session, message, [User(text="new")], {}, again=True, edits=edits)
     assert (await again.wait()).text
-    assert await prompts_of(session, "m1~1") == prompts and (await session.turn("m1")).removed
+    assert await prompts_of(session, "m1~1") == prompts and not (await session.turn("m1")).is_shown
     assert (await (await edit(session, "newer", message)).wait()).text
     assert await prompts_of(session, "m1~2") == [*prompts[: int(message[-1])], "newer"]
-    assert (await session.turn("m1~1")).removed
+    assert not (await session.turn("m1~1")).is_shown
 
 
 async def test_a_joined_prompt_is_asked_again_together_with_the_first() -> None:
@@ -216,7 +216,7 @@ async def test_an_id_like_a_joined_prompts_is_an_ordinary_id_elsewhere(session: 
     for message in ("m1.1", "m1.7", "m2.1", "turn-9.1"):
         await (await edit(session, message, message)).wait()
         assert await prompts_of(session, message) == [message]
-    assert not (await session.turn("m1")).removed
+    assert (await session.turn("m1")).is_shown
 
 
 async def test_a_message_whose_turn_was_discarded_is_asked_under_the_next_id(session: AsyncSession) -> None:
@@ -232,7 +232,7 @@ async def test_a_message_whose_turn_was_discarded_is_asked_under_the_next_id(ses
     await (await session.run("more", if_busy="rollback")).wait()
     edited = await edit(session, "two")
     assert (await edited.wait()).text == "two" and await prompts_of(session, "m1~3") == ["two"]
-    assert (await session.turn("m1~1")).removed
+    assert not (await session.turn("m1~1")).is_shown
 
 
 def joined_turn() -> Turn:

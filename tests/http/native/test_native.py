@@ -156,7 +156,7 @@ async def test_runs_have_all_options_and_are_read_in_each_form(folder: Path) -> 
         taken = await client.post(f"{path}/runs", json={"prompt": "x", "turn_id": "t-1"})
         assert taken.status_code == 409 and taken.json()["error"] == "turn_id_taken"
         usage = (await client.get("/v1/usage")).json()
-        assert usage["output_tokens"] >= 6 and (await client.get(path)).json()["usage"]["output_tokens"] == 6
+        assert usage["total"]["output_tokens"] >= 6 and (await client.get(path)).json()["usage"]["output_tokens"] == 6
 
 
 async def test_a_busy_session_names_its_run_and_what_can_be_done(folder: Path) -> None:
@@ -569,3 +569,32 @@ async def test_what_is_another_users_is_answered_like_what_does_not_exist(folder
         assert stolen.is_success
         foreign = await client.post("/v1/sessions/bobs/runs", json={"prompt": "x", "parent": run["id"]}, headers=BOB)
         assert foreign.status_code == 404 and foreign.json()["error"] == "run_not_found"
+
+
+async def test_a_turn_is_answered_anew_and_its_versions_are_chosen(folder: Path) -> None:
+    async with in_process(folder) as client:
+        path = await opened(client, "versions")
+        for text in ("one", "two"):
+            await ran(client, path, text)
+        answer = await client.post(f"{path}/rerun?wait_s=60", json={"prompt": "first", "at": 0})
+        assert answer.status_code == 200, answer.text
+        turn = (await client.get(f"{path}/turn", params={"index": answer.json()["turn_index"]})).json()
+        shown = [
+            {"number": 1, "index": 0, "is_shown": False},
+            {"number": 2, "index": 2, "is_shown": True},
+        ]
+        assert (turn["index"], turn["version"], turn["versions"], turn["text"]) == (2, 2, shown, "first")
+        stale = await client.post(f"{path}/rerun", json={"at": 1})
+        assert stale.status_code == 409 and stale.json()["error"] == "turn_replaced" and "turn 2" in stale.text
+        messages = (await client.get(f"{path}/messages")).json()["items"]
+        assert [(message["text"], message["versions"]) for message in messages] == [("first", [0, 2])] * 2
+        assert (await client.post(f"{path}/choose", json={"index": 1})).json() == {"changed": True}
+        assert (await client.post(f"{path}/choose", json={"index": 1})).json() == {"changed": False}
+        assert [turn["index"] for turn in (await client.get(f"{path}/turns")).json()["items"]] == [0, 1]
+        again = await client.post(f"{path}/rerun", json={}, headers={**SSE, "Idempotency-Key": "again"})
+        assert "run_completed" in [frame["event"] for frame in frames_of(again.text)], again.text
+        repeated = await client.post(f"{path}/rerun?wait_s=60", json={}, headers={"Idempotency-Key": "again"})
+        assert repeated.json()["turn_index"] == 3 and repeated.json()["text"] == "two", repeated.text
+        events = (await client.get(f"{path}/events?kinds=turn_replaced")).json()["items"]
+        assert [(event["turn_index"], event["replaced"]) for event in events] == [(2, 0), (0, 2), (3, 1)]
+        assert (await client.post(f"{path}/choose", json={"index": 9})).status_code == 404

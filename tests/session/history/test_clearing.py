@@ -289,12 +289,7 @@ def test_all_sessions_of_a_user_are_cleared_but_those_that_have_a_run(tmp_path: 
     memory = LexicalMemory(str(tmp_path / "items.db"))
     sessions = [("one", "ann", "x"), ("two", "ann", None), ("used", "ann", None), ("one", "bob", "x")]
     with SessionManager("memory://", engine=FunctionEngine(answer), memory=[memory], placement=InProcess()) as manager:
-        for name, user, agent in (
-            ("one", "ann", "x"),
-            ("two", "ann", None),
-            ("used", "ann", None),
-            ("one", "bob", "x"),
-        ):
+        for name, user, agent in sessions:
             manager.open(name, user_id=user, agent=agent).run(f"{user} has boats in {name}").wait()
         run = manager.open("used", user_id="ann").run("busy")
         assert (cleared := manager.clear("ann", agent="x")).turns == 1 and not cleared.in_use

@@ -17,6 +17,7 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.errors import StoreError
 from turnwise.memory.conversation.blocks import ToolUse, User
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
+from turnwise.memory.conversation.ledger import Spent
 from turnwise.memory.conversation.runs import IfBusy
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import Turn
@@ -294,7 +295,7 @@ async def test_usage_that_no_commit_recorded_stays_for_the_next_one() -> None:
     world = World(faults, session_id="s", engine=ENGINE, store=store)
     core: SessionCore = world.core
     await core.transactor.activate()
-    core.transactor.add_unbilled(Usage(input_tokens=7, cost=0.1))
+    core.transactor.add_unbilled(Spent.on(Usage(input_tokens=7, cost=0.1)))
     for kind, points in (("error", "store.commit before"), ("unanswered", "store.commit after")):
         faults.plan = FaultPlan(rates={kind: 1.0}, points=(points,), limit=faults.struck.total() + 1)  # type: ignore[dict-item]
         with pytest.raises(StoreError):
@@ -311,7 +312,7 @@ async def test_usage_that_a_refused_commit_was_to_record_stays_for_the_next_one(
     await world.create()
     core: SessionCore = world.core
     number = await core.additions.add_event("arrived", None, "key")
-    core.transactor.add_unbilled(Usage(input_tokens=7))
+    core.transactor.add_unbilled(Spent.on(Usage(input_tokens=7)))
     assert await core.additions.add_event("arrived", None, "key") == number, "the store has refused another one"
     assert core.transactor.unbilled == Usage(input_tokens=7)
     await core.additions.add_event("left", None, "another key")

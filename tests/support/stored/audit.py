@@ -28,12 +28,13 @@ async def check_session(
     session_id: str,
     *,
     user_id: str = DEFAULT_USER,
-    all_ended: bool = True,
-    history: Any = None,
-    compacts: bool = False,
+    **settings: Any,
 ) -> list[Turn]:
-    """Audit a session and return its turns; each could also be sent to the stand-in provider, by its own rules."""
-    settings: dict[str, Any] = {"history": history, "all_ended": all_ended, "compacts": compacts}
+    """Audit a session and return its turns; each could also be sent to the stand-in provider, by its own rules.
+
+    Args:
+        settings: those of `audit`.
+    """
     (await audit(store, [session_id], user_id=user_id, **settings)).check()
     turns = await read_turns(store, SessionKey(session_id, user_id))
     for turn in turns:

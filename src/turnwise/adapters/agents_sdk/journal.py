@@ -160,7 +160,7 @@ class Journal:
                 return LOST
             event = {"call_id": call_id, "name": use.name}
             self._add((), [(ToolStarted, event)], {call_id: replace(state, started=True)})
-            self.context.report(usage=Usage(tool_calls=1))
+            self.context.report(usage=Usage(tool_calls=1), tool=use.name)
             await self.commit()
             self._begun[call_id] = time.monotonic()
         token = CURRENT.set(None)

@@ -693,7 +693,7 @@ class GraphRun:
         state = state or CallState(name=use.name)
         if own not in self._began:
             self._began.add(own)
-            self._context.report(usage=Usage(tool_calls=1))
+            self._context.report(usage=Usage(tool_calls=1), tool=use.name)
             started = [(ToolStarted, {"call_id": own, "name": use.name})]
             await self._commit([], cast("list[NewEvent]", started), {own: replace(state, started=True)})
         began, task = time.monotonic(), cast("asyncio.Task[Any]", asyncio.current_task())

@@ -401,7 +401,7 @@ class _Execution:
         if state.started and call_id not in self._begun and not may_repeat:
             raise ToolFailed(LOST)
         if call_id not in self._begun or not state.started:
-            self.context.report(usage=Usage(tool_calls=1))
+            self.context.report(usage=Usage(tool_calls=1), tool=call.tool_name)
             started = [(ToolStarted, {"call_id": call_id, "name": call.tool_name})]
             self.journal.add(events=started, calls={call_id: replace(state, started=True)})
             self._begun.add(call_id)

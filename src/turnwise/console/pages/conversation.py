@@ -23,6 +23,7 @@ from turnwise.console.pages.inspector import Inspector
 from turnwise.console.pages.live import Live
 from turnwise.console.pages.schedules import SessionSchedules
 from turnwise.errors import InvalidInputError, NoActiveRunError, NotFoundError, RunNotFoundError
+from turnwise.memory.conversation.blocks import AnyBlock, User
 from turnwise.memory.conversation.turns import OPEN_STATUSES
 from turnwise.memory.conversation.views.chat_messages import ChatMessage
 
@@ -257,7 +258,7 @@ class _Conversation:
         order = sorted(self._messages)
         for place, index in enumerate(order):
             messages = [self._messages[index][key] for key in sorted(self._messages[index])]
-            made_from = tuple((message.turn_status, message.blocks) for message in messages)
+            made_from = tuple((message.turn_status, message.versions, message.blocks) for message in messages)
             if index in self._turns and self._turns[index][0] == made_from:
                 continue
             if index not in self._turns:
@@ -282,13 +283,32 @@ class _Conversation:
             tag("span", "", moment(last.at))
             if last.turn_status not in ("completed", "running"):
                 badge(last.turn_status, _KINDS.get(last.turn_status, ""))
+            if len(last.versions) > 1:
+                self._show_versions(index, last.versions)
             if run_id := last.run_id:
                 button("Inspect", lambda: self._inspector.open(index, run_id), "quiet")
             if self._can_change and last.turn_status not in OPEN_STATUSES:
                 button("Fork from here", lambda: self._fork(index), "quiet")
                 if any(message.role == "user" for message in messages):  # else the session spoke first
-                    button("Retry", lambda: self._retry(index), "quiet")
+                    button("Edit", lambda: self._edit(index), "quiet")
+                    button("Regenerate", lambda: self._rerun(index), "quiet")
                 button("Forget", lambda: self._forget(index), "quiet")
+
+    def _show_versions(self, index: int, versions: tuple[int, ...]) -> None:
+        """Show which version of the turn this is, with arrows to the versions before and after it."""
+        place = versions.index(index)
+        with tag("span", "row versions", role="group", aria_label=f"Versions of turn {index}"):
+            if self._can_change:
+                self._arrow("←", "Show the version before", versions[place - 1] if place else None)
+            tag("span", "", f"{place + 1} of {len(versions)}")
+            if self._can_change:
+                self._arrow("→", "Show the version after", (*versions[place + 1 :], None)[0])
+
+    def _arrow(self, label: str, name: str, index: int | None) -> None:
+        if index is None:
+            tag("button", "button quiet", label, type="button", disabled=True, aria_label=name)
+        else:
+            button(label, lambda: self._choose(index), "quiet", aria_label=name)
 
     async def _show_earlier(self) -> None:
         if self._earlier:
@@ -323,10 +343,28 @@ class _Conversation:
                 await self._session.cancel("cancelled in the console")
             self._frame.wake.set()
 
-    async def _retry(self, index: int) -> None:
-        turn = await self._session.turn(index)
-        await self._session.run(*turn.asked, if_busy="enqueue")
+    async def _rerun(self, index: int, *prompts: AnyBlock) -> None:
+        """Answer a turn anew, with its own prompts if none are given."""
+        await self._session.rerun(*prompts, at=index)
         self._frame.wake.set()
+
+    async def _choose(self, index: int) -> None:
+        await self._session.choose(index)
+        self._frame.wake.set()
+
+    async def _edit(self, index: int) -> None:
+        turn = await self._session.turn(index)
+        texts = [block.text for block in turn.asked if isinstance(block, User)]
+        attached = [block for block in turn.asked if not isinstance(block, User)]
+        with ui.dialog() as dialog, tag("div", "card"):
+            tag("h2", "", f"Edit the message of turn {index}")
+            field = ui.textarea("Message", value="\n".join(texts)).props(f"outlined autogrow maxlength={MAX_CHARS}")
+            with tag("div", "row"):
+                button("Answer it", lambda: dialog.submit(True), "main")
+                button("Back", lambda: dialog.submit(False))
+        if await dialog and (field.value or "").strip():
+            await self._rerun(index, *attached, User(text=field.value))
+        dialog.delete()
 
     async def _forget(self, index: int) -> None:
         reason = "No later request has it, and memories lose what they keep of it. The page still shows it."

@@ -1,9 +1,9 @@
-"""The page of usage: tokens, calls and costs, by day and by session, beside the budgets."""
+"""The page of usage: what was spent, by day and as a table, and by session, beside the budgets."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +14,8 @@ from turnwise.actors.session.engines.budget import Budget
 from turnwise.console.elements.frame import Frame
 from turnwise.console.elements.tags import fact, link, tag
 from turnwise.console.elements.text import number
+from turnwise.errors import InvalidInputError
+from turnwise.memory.conversation.ledger import COLUMNS, LedgerField, UsageReport, day_of
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.usage import Usage
@@ -23,8 +25,20 @@ DAYS = 14
 
 _DAY_S = 86_400
 
-_MOST_RUNS = 2_000
-"""How many runs are read for the chart."""
+_TABLES: dict[str, tuple[LedgerField, ...]] = {
+    "model": ("model", "kind"),
+    "user": ("user",),
+    "agent": ("agent",),
+    "tool": ("tool",),
+    "day": ("day", "model"),
+}
+"""What the table may be split by, and its columns then."""
+
+_ROWS = 100
+"""How many rows the table shows, those with the most tokens."""
+
+_RUNS = 200
+"""How many of the newest runs are compared with the budget of a run."""
 
 _SESSIONS, _LISTED = 100, 10
 """How many of the sessions used last are looked at, and how many of them are listed."""
@@ -32,10 +46,11 @@ _SESSIONS, _LISTED = 100, 10
 _REFRESH_S = 30.0
 
 
-async def usage_page(user: str = "", agent: str = "") -> None:
-    """Show what runs have used."""
+async def usage_page(user: str = "", agent: str = "", since: str = "", until: str = "", by: str = "model") -> None:
+    """Show what was spent."""
     with Frame.of_page("usage", "Usage") as frame:
-        page = _UsagePage(frame, {"user": user, "agent": agent})
+        filters = {"user": user, "agent": agent, "since": since, "until": until}
+        page = _UsagePage(frame, {**filters, "by": by if by in _TABLES else "model"})
         page.build()
     if await frame.arrived():
         await frame.repeat(page.refresh)
@@ -49,11 +64,15 @@ class _UsagePage:
     def build(self) -> None:
         tag("h1", "", "Usage")
         with tag("div", "filters two", role="search"):
-            names = {"user": "User", "agent": "Agent"} if self._frame.viewer.sees_all else {"agent": "Agent"}
+            names = {"agent": "Agent", "since": "Since (day, UTC)", "until": "Until (day, UTC)"}
+            if self._frame.viewer.sees_all:
+                names = {"user": "User", **names}
             for name, label in names.items():
                 field = ui.input(label, value=self._filters[name])
                 field.on_value_change(lambda e, name=name: self._set_filter(name, e.value or ""))
                 field.props("outlined dense clearable debounce=300")
+            choice = ui.select([*_TABLES], value=self._filters["by"], label="Table by")
+            choice.on_value_change(lambda e: self._set_filter("by", e.value)).props("outlined dense")
         self._body = tag("div", "", aria_live="polite")
 
     def _set_filter(self, name: str, value: str) -> None:
@@ -66,44 +85,52 @@ class _UsagePage:
         chosen, viewer = dict(self._filters), self._frame.viewer
         user = (chosen["user"].strip() or None) if viewer.sees_all else viewer.user_id
         filters: dict[str, Any] = {"user_id": user, "agent": chosen["agent"].strip() or None}
-        total = await viewer.manager.usage(**filters)
+        since = time.time() - (DAYS - 1) * _DAY_S
+        by_day = await viewer.manager.usage(since=day_of(since), by=["day"], **filters)
         sessions = await viewer.manager.list(order_by="updated_at", limit=_SESSIONS, **filters)
-        runs, are_all = await self._runs(filters)
+        runs = await viewer.manager.runs(limit=_RUNS, **filters)
+        days, why = {name: chosen[name].strip() or None for name in ("since", "until")}, ""
+        try:
+            report = await viewer.manager.usage(by=_TABLES[chosen["by"]], **days, **filters)
+        except InvalidInputError as error:
+            report, why = UsageReport(), str(error)
         if chosen == self._filters:
             self._body.clear()
             with self._body:
-                self._show(total, list(sessions), runs, are_all)
+                self._show(report, by_day, list(sessions), list(runs), why)
         return _REFRESH_S
 
-    async def _runs(self, filters: dict[str, Any]) -> tuple[list[RunRecord], bool]:
-        """Return the runs of the chart, newest first, and whether these are all."""
-        since = (time.time() // _DAY_S - DAYS + 1) * _DAY_S
-        runs: list[RunRecord] = []
-        cursor: str | None = None
-        while len(runs) < _MOST_RUNS:
-            page = await self._frame.viewer.manager.runs(since=since, cursor=cursor, limit=200, **filters)
-            runs += page
-            if (cursor := page.cursor) is None:
-                return runs, True
-        return runs, False
-
-    def _show(self, total: Usage, sessions: Sequence[SessionRecord], runs: list[RunRecord], are_all: bool) -> None:
+    def _show(
+        self,
+        report: UsageReport,
+        by_day: UsageReport,
+        sessions: Sequence[SessionRecord],
+        runs: Sequence[RunRecord],
+        why: str,
+    ) -> None:
+        total = report.total
         with tag("div", "tiles"):
             _tile("Tokens in", number(total.input_tokens), f"{number(total.cached_tokens)} cached")
             _tile("Tokens out", number(total.output_tokens), f"{number(total.reasoning_tokens)} of reasoning")
             if total.counted_tokens:
                 _tile("Tokens counted here", number(total.counted_tokens), "which providers did not report")
             _tile("Model calls", number(total.calls), f"{number(total.tool_calls)} tool calls")
+            _tile("Runs", number(report.runs), "that have ended")
             _tile("Cost", number(round(total.cost, 4)), "by the prices of the configuration")
         with tag("section", "card", aria_label="Tokens by day"):
-            tag("h2", "", "Tokens by day" if are_all else f"Tokens by day, of the newest {number(len(runs))} runs")
-            _columns(_by_day(runs))
+            tag("h2", "", "Tokens by day")
+            _columns(_by_day(by_day))
+        with tag("section", "card", aria_label="Table"):
+            tag("h2", "", f"What was spent, by {' and '.join(report.by)}" if report.by else "What was spent")
+            if why:
+                tag("p", "soft", why)
+            _table(report)
         config = self._frame.viewer.manager.config
         with tag("section", "card", aria_label="Budgets"):
             tag("h2", "", "Budgets")
             if config.run_budget is None and config.session_budget is None:
                 tag("p", "soft", "The configuration has no budgets.")
-            _budget("Of a run", config.run_budget, [run.usage for run in runs if run.usage], "runs of these days")
+            _budget("Of a run", config.run_budget, [run.usage for run in runs if run.usage], "newest runs")
             _budget(
                 "Of a session", config.session_budget, [session.usage for session in sessions], "sessions used last"
             )
@@ -136,14 +163,36 @@ def _tile(name: str, value: str, more: str) -> None:
         tag("div", "soft small", more)
 
 
-def _by_day(runs: Iterable[RunRecord]) -> list[tuple[str, int]]:
+def _by_day(report: UsageReport) -> list[tuple[str, int]]:
     """Return the tokens of each of the last days, the oldest first."""
-    today = int(time.time() // _DAY_S)
-    sums = dict.fromkeys(range(today - DAYS + 1, today + 1), 0)
-    for run in runs:
-        if (day := int(run.created_at // _DAY_S)) in sums:
-            sums[day] += _tokens(run.usage)
-    return [(datetime.fromtimestamp(day * _DAY_S, UTC).strftime("%b %d"), tokens) for day, tokens in sums.items()]
+    now = time.time()
+    spent = {row.day: _tokens(row.usage) for row in report}
+    times = [now - age * _DAY_S for age in reversed(range(DAYS))]
+    return [(datetime.fromtimestamp(at, UTC).strftime("%b %d"), spent.get(day_of(at), 0)) for at in times]
+
+
+def _table(report: UsageReport) -> None:
+    """Show the rows with the most tokens."""
+    rows = sorted(report, key=lambda row: _tokens(row.usage), reverse=True)[:_ROWS]
+    if not rows:
+        tag("p", "soft", "Nothing was spent.")
+        return
+    names = ("runs", "calls", "tool calls", "tokens in", "cached", "tokens out", "counted", "cost")
+    with tag("div", "scroll"), tag("table", "list"):
+        with tag("thead", ""), tag("tr", ""):
+            for name in (*report.by, *names):
+                tag("th", "number" if name in names else "", name, scope="col")
+        with tag("tbody", ""):
+            for row in rows:
+                used = row.usage
+                tokens = (used.input_tokens, used.cached_tokens, used.output_tokens, used.counted_tokens)
+                with tag("tr", ""):
+                    for field in report.by:
+                        tag("td", "", (getattr(row, COLUMNS[field]) or "-")[:200])
+                    for count in (row.runs, used.calls, used.tool_calls, *tokens, round(used.cost, 6)):
+                        tag("td", "number", number(count))
+    if len(report) > len(rows):
+        tag("p", "soft small", f"These are the {number(len(rows))} rows of {number(len(report))} with the most tokens.")
 
 
 def _columns(days: Sequence[tuple[str, int]]) -> None:

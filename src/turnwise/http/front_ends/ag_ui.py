@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 from fastapi import APIRouter, Query, Request, Response
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.open_for_run import open_for_run
 from turnwise.actors.client.session import AsyncSession
-from turnwise.actors.client.shared.run_options import RunOptions
+from turnwise.actors.client.shared.run_options import RerunOptions, RunOptions
 from turnwise.actors.inference.tools.signature import check_safe
 from turnwise.actors.inference.tools.tool import Tool, external_tool
 from turnwise.adapters.front_ends.ag_ui import AgUiEncoder
@@ -157,8 +157,32 @@ async def _execution(
         caller.manager, body.thread_id, prompts, options, user_id=caller.user_id, engine=engine
     )
     caller.service.handles.cache_session(caller.user_id, session)
-    execution = await ask(session, its_id, prompts, options, again=False, edits=True, resumed=resumed)
-    return execution, frozenset()
+    branched = await _branch(session, body.parent_run_id, its_id, prompts, options)
+    asked = branched or await ask(session, its_id, prompts, options, again=False, edits=True, resumed=resumed)
+    return asked, frozenset()
+
+
+async def _branch(
+    session: AsyncSession, parent_run_id: str | None, its_id: str, prompts: Sequence[Block], options: RunOptions
+) -> AsyncExecutionHandle | None:
+    """Answer a message after the run that the request names as its parent, in place of the turn that follows there.
+
+    Returns None if there is nothing to replace: no run of the thread has this id, its turn is the newest one, or a turn
+    has the message already.
+
+    Args:
+        parent_run_id: the service's id of a run, as in `X-Run-Id` and before the first `-` of ids of messages.
+    """
+    try:
+        parent = await session.execution(parent_run_id) if parent_run_id else None
+    except (RunNotFoundError, InvalidIdError, InvalidInputError):
+        return None  # a client may send an id of its own
+    if parent is None or await turn_of(session, its_id):
+        return None
+    await session.choose(parent.turn_index)
+    if not (following := await session.turns(after=parent.turn_index, limit=1)):
+        return None
+    return await session.rerun(*prompts, at=following[0], **cast(RerunOptions, {**options, "turn_id": its_id}))
 
 
 async def _waits(caller: Caller, thread_id: str, decisions: Sequence[Decision]) -> bool:

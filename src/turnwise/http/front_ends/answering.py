@@ -6,16 +6,15 @@ import re
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import count, takewhile
-from typing import Any
+from typing import Any, cast
 
 from starlette.responses import Response
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.open_for_run import check_start
 from turnwise.actors.client.session import AsyncSession
-from turnwise.actors.client.shared.run_options import RunOptions
+from turnwise.actors.client.shared.run_options import RerunOptions, RunOptions
 from turnwise.adapters.front_ends.encoding import FrontEndEncoder
 from turnwise.adapters.front_ends.stream import front_end_stream
 from turnwise.errors import (
@@ -25,6 +24,7 @@ from turnwise.errors import (
     SessionBusyError,
     TurnIdTakenError,
     TurnNotFoundError,
+    TurnReplacedError,
     shown,
 )
 from turnwise.http.native.runs import cancel_own
@@ -32,13 +32,10 @@ from turnwise.http.service import Caller
 from turnwise.http.sse import EventStream
 from turnwise.memory.conversation.blocks import Block, User
 from turnwise.memory.conversation.turns import Turn
-from turnwise.memory.stores.reading import INDEX, pages
 
 _INDEX = re.compile(r"turn-([0-9]{1,18})")
 
 _PART = re.compile(r"(.+)\.([0-9]{1,9})")
-
-_PAGE = 100
 
 CUT_OFF = ("failed", "cancelled", "interrupted")
 """The states of runs whose message is asked again when it is repeated."""
@@ -83,8 +80,8 @@ async def ask(
         message_id: the message's id, which becomes its turn's. With `again`, `<id>.<place>` is a prompt that joined the
             turn of that id: then the turn is asked with its prompts up to this one.
         prompts: what it says.
-        again: whether it replaces the turn of this id and all later ones, which then are no longer part of what runs
-            continue: nothing is erased. A run of theirs is cancelled first. A turn that did not complete is always
+        again: whether it is answered anew by `Session.rerun`, in place of the shown turn of this message: that turn and
+            all later ones stay as a version. A run of theirs is cancelled first. A turn that did not complete is always
             replaced.
         edits: whether it is then asked with these prompts, and not with those of the turn.
         resumed: whether the client has had a part of the answer. Then nothing is replaced, and the newest run that
@@ -92,6 +89,7 @@ async def ask(
 
     Raises:
         SessionBusyError: a run is queued, or another one has just become active; nothing was started.
+        TurnReplacedError: the conversation as it is shown has no turn of this message any more; nothing was started.
         IdempotencyConflictError: the message of this id says something else; nothing was started.
         TurnwiseError: nothing was started or replaced.
     """
@@ -102,18 +100,23 @@ async def ask(
             message_id, before, own = part
             prompts, edits = [*before, *(prompts if edits else own)], True
             continue
-        named, blocks = options | RunOptions(turn_id=free), prompts if edits or turn is None else turn.asked
+        named, shown_turn = options | RunOptions(turn_id=free), await _shown_version(session, turn) if turn else None
+        blocks = prompts if edits or shown_turn is None else shown_turn.asked
         try:
-            if turn is None:
+            if turn is None or shown_turn is None:
                 return await session.run(*blocks, **named)
-            return await _ask_again(session, turn, message_id, blocks, named, again=again, resumed=resumed)
-        except (SessionBusyError, TurnIdTakenError) as error:
+            if not await _is_again(session, turn, again=again, resumed=resumed):
+                return await _repeated(session, turn, None if again else (message_id, blocks))
+            return await _ask_again(session, shown_turn, blocks, named)
+        except TurnNotFoundError:  # it was discarded with its run
+            continue
+        except (SessionBusyError, TurnIdTakenError, TurnReplacedError) as error:
             taken = await _turn_named(session, free)
             if taken and turn is None:  # the same request has just come twice
-                return await _repeated(session, taken, message_id, blocks)
+                return await _repeated(session, taken, (message_id, blocks))
             if started := await _of_key(session, blocks, options):
                 return await session.execution(started)
-            if taken or isinstance(error, SessionBusyError):
+            if taken or not isinstance(error, TurnIdTakenError):
                 raise
             discarded.add(free)
 
@@ -124,13 +127,19 @@ async def _of_key(session: AsyncSession, prompts: Sequence[Block], options: RunO
 
 
 async def _repeated(
-    session: AsyncSession, turn: Turn, message_id: str, prompts: Sequence[Block]
+    session: AsyncSession, turn: Turn, message: tuple[str, Sequence[Block]] | None
 ) -> AsyncExecutionHandle:
     """Return the run of a turn, for a request that repeats its message.
+
+    Args:
+        message: the message's id and its prompts, if these must be those of the turn.
 
     Raises:
         IdempotencyConflictError: the message says something else than the turn's.
     """
+    if message is None:
+        return await session.execution(turn.run_id or "")
+    message_id, prompts = message
     turn_prompts, count = turn.asked, len(prompts)
     if not turn.removed and not any(
         turn_prompts[index : index + count] == tuple(prompts) for index in range(len(turn_prompts) - count + 1)
@@ -139,29 +148,33 @@ async def _repeated(
     return await session.execution(turn.run_id or "")
 
 
-async def _ask_again(
-    session: AsyncSession,
-    turn: Turn,
-    message_id: str,
-    prompts: Sequence[Block],
-    named: RunOptions,
-    *,
-    again: bool,
-    resumed: bool,
-) -> AsyncExecutionHandle:
-    """Return the run of a turn, or take the turn back and start another one in its place: see `ask`."""
+async def _shown_version(session: AsyncSession, turn: Turn) -> Turn:
+    """Return the version of a turn that is shown; the turn itself if none is."""
+    index = next((version.turn_index for version in turn.versions if version.is_shown), turn.index)
+    return turn if index == turn.index else await session.turn(index)
+
+
+async def _is_again(session: AsyncSession, turn: Turn, *, again: bool, resumed: bool) -> bool:
+    """Return whether a message that has a turn is to be answered anew: see `ask`."""
     execution = await session.execution(turn.run_id) if turn.run_id else None
-    if execution and resumed and again:
-        return execution
-    if execution and (resumed or (not again and await execution.status() not in CUT_OFF)):
-        return await _repeated(session, turn, message_id, prompts)
-    info, newest = await session.info(), await session.latest()  # first: what comes after them is not taken back
+    return execution is None or not (resumed or (not again and await execution.status() not in CUT_OFF))
+
+
+async def _ask_again(
+    session: AsyncSession, turn: Turn, prompts: Sequence[Block], named: RunOptions
+) -> AsyncExecutionHandle:
+    """Start a run that answers a turn anew, once the run of that turn, or of a later one, is cancelled: see `ask`."""
+    info = await session.info()
     if started := await check_start(session, prompts, named):
         return await session.execution(started)
     if info.queued_run_ids:
         raise SessionBusyError(session.id, info.queued_run_ids[0])
-    await _take_back(session, turn.index, newest.index if newest else turn.index, info.active_run_id)
-    return await session.run(*prompts, **named)
+    if info.active_run_id is not None:
+        execution = await session.execution(info.active_run_id)
+        if execution.turn_index >= turn.index:
+            await execution.cancel("its message is answered again")
+    options = {name: value for name, value in named.items() if name not in ("if_busy", "debounce_s")}
+    return await session.rerun(*prompts, at=turn.index, **cast(RerunOptions, options))
 
 
 async def turn_of(session: AsyncSession, message_id: str) -> Turn | None:
@@ -210,26 +223,6 @@ async def _turn_named(session: AsyncSession, name: str) -> Turn | None:
         with suppress(TurnNotFoundError):
             return await session.turn(which)
     return None
-
-
-async def _take_back(session: AsyncSession, index: int, last: int, active: str | None) -> None:
-    """Take a turn and all later ones out of what the next run continues. May be repeated.
-
-    Args:
-        last: the index of the newest turn that is taken back: one that came since may answer the same request.
-        active: the active run, which is cancelled if it is of these turns.
-
-    Raises:
-        SessionBusyError: a run is active that is not of these turns, or one is queued.
-    """
-    if active is not None:
-        execution = await session.execution(active)
-        if execution.turn_index >= index:
-            await execution.cancel("its message is answered again")
-    async for turns in pages(partial(session.turns, limit=_PAGE), index - 1, INDEX):
-        for turn in turns:
-            if turn.index <= last and len(turn.removed) < len(turn.new_blocks):
-                await session.remove(turn)
 
 
 async def fitting(execution: AsyncExecutionHandle, decisions: Sequence[Decision]) -> list[Decision]:

@@ -90,7 +90,7 @@ class Chat(Body):
     """The last message alone, instead of `messages`."""
     trigger: Literal["submit-message", "regenerate-message"] = "submit-message"
     messageId: str | None = None  # noqa: N815 - the client's name
-    """Of the message that is sent again, or answered again: it and what came after it is replaced."""
+    """Of the message that is sent again, or answered again: a new version replaces it and what came after it."""
     engine: str | None = None
     """The name of the engine of a new session."""
     agent: str | None = None
@@ -370,6 +370,8 @@ def ui_messages(turns: Sequence[Turn], runs: Sequence[RunRecord]) -> list[JsonOb
 def _messages_of(turn: Turn, calls: Mapping[str, Any], *, is_merged: bool) -> list[JsonObject]:
     """Return a turn's messages. The last one of the assistant has the run's id, as its stream has.
 
+    If the turn has versions, `metadata` has its number among them, and the indexes of their turns.
+
     Args:
         calls: the states of its run's calls.
         is_merged: whether it has prompts of several runs, which are a message each.
@@ -387,6 +389,9 @@ def _messages_of(turn: Turn, calls: Mapping[str, Any], *, is_merged: bool) -> li
             messages.append({"id": f"{its_id}{number}", "role": "user", "parts": parts})
     if answers := [message for message in messages if message["role"] == "assistant"]:
         answers[-1]["id"] = answer
+    if len(turn.versions) > 1:
+        versions = {"version": turn.version, "versions": [version.turn_index for version in turn.versions]}
+        messages = [{**message, "metadata": versions} for message in messages]
     return messages
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -332,15 +332,75 @@ class LaterRunOptions(Body):
     """Tools for this run alone; results of their calls come by `/v1/runs/{run_id}/provide`."""
 
     async def options(self) -> dict[str, Any]:
-        """Return the options of the run. Tools are checked by a thread, since that may take long.
+        """Return the options of the run; see `_options_of`."""
+        return await _options_of(self, self.tools)
 
-        Raises:
-            InvalidInputError: the schema of a tool cannot be used.
-        """
-        tools = None
-        if self.tools is not None:
-            tools = await asyncio.to_thread(lambda tools: [tool.as_tool() for tool in tools], self.tools)
-        return {name: getattr(self, name) for name in _RUN_OPTIONS if hasattr(self, name)} | {"tools": tools}
+
+async def _options_of(body: Body, tools: Sequence[RunTool] | None) -> dict[str, Any]:
+    """Return the options of a run. Tools are checked by a thread, since that may take long.
+
+    Raises:
+        InvalidInputError: the schema of a tool cannot be used.
+    """
+    checked = None
+    if tools is not None:
+        checked = await asyncio.to_thread(lambda tools: [tool.as_tool() for tool in tools], tools)
+    return {name: getattr(body, name) for name in _RUN_OPTIONS if hasattr(body, name)} | {"tools": checked}
+
+
+class RerunOptions(Body):
+    """Which turn to answer anew, and how."""
+
+    model_config = example(at=3, prompt="Which museums are open on Sunday?")
+    bounds: ClassVar[Bounds] = LaterRunOptions.bounds
+
+    prompt: TextOrBlocks | None = None
+    """In place of the turn's own."""
+    at: int | None = None
+    """The index of the turn; the last one that has ended if omitted."""
+    turn_id: str | None = None
+    """Your id of the new turn, unique in the session."""
+    parent: str | None = None
+    """The run on whose behalf this one is started."""
+    timeout_s: float | None = None
+    """The run fails after so many seconds."""
+    labels: dict[str, str] | None = None
+    """Kept with the run."""
+    memory: MemoryUse | bool | None = None
+    """Whether it recalls from long-term memory, and whether its turn is saved there; as the session by default."""
+    model: str | None = None
+    """The model that answers."""
+    params: JsonObject | None = None
+    """Model parameters, such as `temperature`; null removes the session's."""
+    output: JsonObject | None = None
+    """The JSON schema of an object with which the model is to answer."""
+    output_retries: Annotated[int, Field(ge=0, le=MAX_RETRIES)] = 2
+    """How often an answer that does not fit is returned to the model."""
+    instructions: str | None = None
+    """A system prompt for this run alone."""
+    tools: list[RunTool] | None = None
+    """Tools for this run alone; results of their calls come by `/v1/runs/{run_id}/provide`."""
+
+    async def options(self) -> dict[str, Any]:
+        """Return the options of the run; see `_options_of`."""
+        return await _options_of(self, self.tools)
+
+
+class ChooseVersion(Body):
+    """Which version to show."""
+
+    model_config = example(index=3)
+
+    index: int
+    """The index of a turn."""
+
+
+class VersionChosen(Shown):
+    """Whether another version was shown before."""
+
+    model_config = example(changed=True)
+
+    changed: bool
 
 
 class RunOptions(LaterRunOptions):
@@ -579,6 +639,8 @@ class MessageShown(Shown):
     """Names its blocks, to remove them."""
     is_partial: bool
     """Whether it is still being answered."""
+    versions: list[int]
+    """The indexes of the versions of its turn, by age, its own included."""
     blocks: list[AnyBlock]
 
 
@@ -603,6 +665,17 @@ class MessagePage(Shown):
         return cls(items=[MessageShown.model_validate(message) for message in page], cursor=page.cursor)
 
 
+class VersionShown(Shown):
+    """One of the turns that a session has had in the same place."""
+
+    number: int
+    """From 1, by age."""
+    index: int
+    """The turn's."""
+    is_shown: bool
+    """Whether the conversation has this one now."""
+
+
 class TurnShown(Shown):
     """A turn: what was asked, and what was answered."""
 
@@ -623,6 +696,10 @@ class TurnShown(Shown):
     forgotten: bool
     removed: list[int]
     """The numbers, from 0, of those of the blocks which the turn added that were removed from later requests."""
+    version: int
+    """Its number among the versions, from 1."""
+    versions: list[VersionShown]
+    """The turns that the session has had in its place, by age, itself included."""
     blocks: list[AnyBlock]
     """What the turn added; with `snapshot`, all that the model was given and what it answered."""
 
@@ -636,7 +713,20 @@ class TurnShown(Shown):
         usage = UsageShown.of(record.usage)
         if blocks is None:
             blocks = list(turn.blocks if snapshot else turn.new_blocks)
-        return cls(**named, **stored, text=turn.text, usage=usage, removed=list(turn.removed), blocks=blocks)
+        versions = [
+            VersionShown(number=version.number, index=version.turn_index, is_shown=version.is_shown)
+            for version in turn.versions
+        ]
+        return cls(
+            **named,
+            **stored,
+            text=turn.text,
+            usage=usage,
+            removed=list(turn.removed),
+            version=turn.version,
+            versions=versions,
+            blocks=blocks,
+        )
 
 
 class TurnPage(Shown):

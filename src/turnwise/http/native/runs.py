@@ -26,6 +26,7 @@ from turnwise.http.native.models import (
     PhaseShown,
     Provide,
     Reject,
+    RerunOptions,
     RunOnce,
     RunOptions,
     RunPage,
@@ -105,6 +106,31 @@ async def start_run(
             execution = await caller.on_session(session_id, lambda session: session.run(*prompts, **options))
         except SessionBusyError as error:
             return answer(problem_of(error) | {"if_busy": list(POLICIES)})
+        return await _started(caller, request, execution, streams, wait_s, reserved=reserved)
+
+
+@router.post(
+    "/sessions/{session_id}/rerun",
+    summary="Answer a turn anew, with its prompt or another one",
+    status_code=202,
+    response_model=RunStarted,
+    responses=CONFLICT | STARTED,
+)
+async def rerun(
+    session_id: InPath,
+    body: RerunOptions,
+    caller: RequestCaller,
+    *,
+    request: Request,
+    streams: Streams,
+    wait_s: RUN_WAIT = None,
+    idempotency_key: Key = None,
+) -> Response:
+    """The new turn is shown in place of the other one, which stays as a version with what was answered after it."""
+    options = {**await body.options(), "idempotency_key": idempotency_key}
+    prompts = () if body.prompt is None else prompts_of(body.prompt)
+    with caller.reserve_stream(is_needed=streams or wait_s is not None) as reserved:
+        execution = await caller.on_session(session_id, lambda session: session.rerun(*prompts, at=body.at, **options))
         return await _started(caller, request, execution, streams, wait_s, reserved=reserved)
 
 

@@ -18,6 +18,7 @@ from turnwise.http.native.models import (
     BlocksShown,
     Cancel,
     Cancelled,
+    ChooseVersion,
     ClearSession,
     Compact,
     CompactionShown,
@@ -41,8 +42,8 @@ from turnwise.http.native.models import (
     TurnPage,
     TurnShown,
     UpdateSession,
-    UsageShown,
     UseEngine,
+    VersionChosen,
     prompts_of,
 )
 from turnwise.http.problems import documented
@@ -143,11 +144,6 @@ async def count_sessions(
     return SessionCount(sessions=count)
 
 
-@router.get("/usage", summary="Tokens and costs of all sessions, or of an agent's")
-async def get_usage(caller: RequestCaller, agent: Agent = None) -> UsageShown:
-    return UsageShown.model_validate(await caller.manager.usage(user_id=caller.user_id, agent=agent))
-
-
 @router.delete("/user", summary="Delete all sessions and memories of the user")
 async def forget_user(caller: RequestCaller, verify: Verified = True) -> ForgottenShown:
     """Cancels active runs. May be repeated, and must be if it fails halfway."""
@@ -204,6 +200,12 @@ async def use_engine(session_id: InPath, body: UseEngine, caller: RequestCaller)
 async def clear_session(session_id: InPath, body: ClearSession, caller: RequestCaller) -> ForgottenShown:
     options = body.model_dump()
     return ForgottenShown.of(await caller.on_session(session_id, lambda session: session.clear(**options)))
+
+
+@router.post("/sessions/{session_id}/choose", summary="Show another version of the conversation", responses=CONFLICT)
+async def choose_version(session_id: InPath, body: ChooseVersion, caller: RequestCaller) -> VersionChosen:
+    """Shows the version that has this turn, with what was answered after it. May be repeated."""
+    return VersionChosen(changed=await caller.on_session(session_id, lambda session: session.choose(body.index)))
 
 
 @router.post(

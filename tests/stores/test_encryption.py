@@ -118,8 +118,8 @@ READABLE = {
     " removed",
     RunRecord: "run_id session_id user_id turn_index state first_seq created_at started_at ended_at code timeout_s"
     " successor parent usage resumes memory model engine joins trace",
-    Delivery: "delivery_id session_id user_id key to_session namespace engine_id revision kind occurs_at due_at schedule"
-    " missed if_busy created_at attempts",
+    Delivery: "delivery_id session_id user_id key to_session namespace engine_id revision kind occurs_at due_at"
+    " schedule missed if_busy created_at attempts",
 }
 """What stays as it is. A new field is sealed in `encryption_records`, or named here and in `EncryptedStore`."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,9 @@ from turnwise.actors.cluster.actor_names import FOR_EVER, dispatcher_name, find_
 from turnwise.actors.cluster.actor_settings import ActorSettings
 from turnwise.actors.cluster.actor_spec import ActorSpec
 from turnwise.actors.cluster.actors.dispatcher_actor import LEAVE_S, DispatcherActor, DispatcherAssignment
+from turnwise.actors.cluster.actors.switched_engines import note_engine
 from turnwise.actors.cluster.addressees import Addressees
-from turnwise.actors.cluster.calls.actor_waiting import reached
+from turnwise.actors.cluster.calls.actor_waiting import presence, reached
 from turnwise.actors.cluster.node_choice import nodes_for
 from turnwise.actors.hosting.identity import pickled
 from turnwise.actors.hosting.placement import Dedicated, Packed
@@ -37,6 +38,12 @@ MAX_CALLS = 1000
 EXPECTED_SHARE = 0.2
 """For this share of the time for which an actor stays that is expected, it is not told so again."""
 
+ANSWER_S = 2.0
+"""How long the actor may take to say that it stays before Ray is asked whether it has a process, in seconds."""
+
+EXPECT_S = 20.0
+"""How long whoever stores a delivery waits for an actor that stays, in seconds. Its session changes nothing then."""
+
 HAND_OVER_S = 0.25
 """How long the addressee of a delivery may take before the actor is told of it, too, in seconds."""
 
@@ -50,6 +57,10 @@ _LOOKS = EventLoop("turnwise-dispatchers")
 """The event loop of the looks of this process's managers."""
 
 
+def _find_none(engine_id: str) -> None:
+    """Find no engine: a manager that opens a store sends nothing."""
+
+
 class DispatcherProcess:
     """The `Alarm` of a store on Ray: one named, detached actor of the namespace, which Ray restarts wherever it dies.
 
@@ -58,6 +69,7 @@ class DispatcherProcess:
 
     Args:
         placement, spec: those of the sessions' processes.
+        find_engine: returns the pickled engine of an id, if this process has it.
         leave_s: when the actor leaves, if this creates it: see `DispatcherAssignment`.
     """
 
@@ -68,8 +80,12 @@ class DispatcherProcess:
         placement: Dedicated | Packed,
         spec: ActorSpec,
         *,
+        find_engine: Callable[[str], bytes | None] = _find_none,
         leave_s: float = LEAVE_S,
     ) -> None:
+        self._find_engine = find_engine
+        self._noted: set[str] = set()
+        """The engines that this process has noted for others."""
         self._assignment = DispatcherAssignment(namespace, store_id, placement, leave_s)
         self._spec = spec
         self._actor: Any = None
@@ -78,26 +94,47 @@ class DispatcherProcess:
         self._addressees: Addressees | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def expect(self) -> None:
-        """See `Alarm.expect`. An actor that is new is not waited for. One that was just expected is not asked again.
+    @property
+    def namespace(self) -> str:
+        """See `Alarm.namespace`."""
+        return self._assignment.namespace
+
+    async def expect(self, engine_ids: Collection[str] = ()) -> None:
+        """See `Alarm.expect`. An actor that is new, or that Ray starts again, is not waited for: its process will stay.
+
+        One that was just expected is not asked again.
 
         Raises:
             StoreError: Ray cannot start or reach the actor; nothing was stored.
         """
+        for engine_id in set(engine_ids) - self._noted:
+            await self._note(engine_id)
         now = time.monotonic()
         if now >= self._expected_at + EXPECTED_SHARE * self._assignment.leave_s:
             await self._expected()
             self._expected_at = now
 
+    async def _note(self, engine_id: str) -> None:
+        if engine := self._find_engine(engine_id):
+            try:
+                async with asyncio.timeout(EXPECT_S):
+                    await asyncio.to_thread(note_engine, self.namespace, engine_id, engine)
+            except (RayError, TimeoutError) as error:
+                reason = f"Ray keeps no note of the engine with which agents and messages are answered ({error})"
+                raise StoreError(f"store {self._assignment.store_id}: {reason}; try again") from error
+            self._noted.add(engine_id)
+
     async def _expected(self) -> Any:
         """Return the actor that is expected."""
         pauses = GrowingPauses(0.02, 0.5)
         try:
-            while (actor := await self._try_to_expect()) is None:  # noqa: ASYNC110 - Ray sets no event here
-                await asyncio.sleep(pauses.next_s())
-        except (RayError, NoProcessError) as error:
+            async with asyncio.timeout(EXPECT_S):
+                while (actor := await self._try_to_expect()) is None:  # noqa: ASYNC110 - Ray sets no event here
+                    await asyncio.sleep(pauses.next_s())
+        except (RayError, NoProcessError, TimeoutError) as error:
             self._actor = None
-            reason = f"the process that begins scheduled runs cannot be reached ({error})"
+            why = str(error) or f"it has not answered within {EXPECT_S:g} s"
+            reason = f"the process that begins scheduled runs cannot be reached ({why})"
             remedy = "schedules are stored while it can be: try again"
             raise StoreError(f"store {self._assignment.store_id}: {reason}; {remedy}") from error
         return actor
@@ -138,7 +175,7 @@ class DispatcherProcess:
             await self.expect()
 
     async def _hand_over(self, delivery: Delivery) -> None:
-        self._addressees = self._addressees or Addressees(self._make_lookup)
+        self._addressees = self._addressees or Addressees(self.namespace, self._make_lookup)
         try:
             async with asyncio.timeout(HAND_OVER_S):
                 await self._addressees.deliver(delivery)
@@ -162,13 +199,17 @@ class DispatcherProcess:
             actor = None  # unless it is told, it leaves or has ended
 
     async def _try_to_expect(self) -> Any:
-        """Return the actor if it runs, or will, and stays; None if it leaves or has left."""
+        """Return the actor if it runs, or will, and stays; None if it leaves, has left, or does not answer."""
         actor = self._actor or await asyncio.to_thread(self._find)
         if actor is None:
             self._actor = await asyncio.to_thread(self._make)
             return self._actor
         try:
-            self._actor = actor if await reached(actor, actor.expect.remote()) else None
+            async with asyncio.timeout(ANSWER_S):
+                self._actor = actor if await reached(actor, actor.expect.remote()) else None
+        except TimeoutError:
+            is_coming = (await asyncio.to_thread(presence, actor)).is_coming
+            self._actor = actor if is_coming else None
         except RayActorError as error:
             self._actor = None
             if error.actor_init_failed:

@@ -83,6 +83,10 @@ async def _outranks_none(holder: str) -> bool:
     return not holder
 
 
+def _pass_nothing_on(holder: str, due_at: float) -> None:
+    """Leave it to the holder of the lease to ask the store in time."""
+
+
 class Dispatcher:
     """Hands deliveries to their sessions when they are due, as long as it has the lease of their store.
 
@@ -124,6 +128,7 @@ class Dispatcher:
         outranks: returns whether it takes the lease from the dispatcher of a name, as that one has died or has to
             yield; for no name, whether it takes a free lease. If omitted, it takes what is free. What it raises is
             logged, and it is called again.
+        pass_on: called with the name of whoever has the lease instead, and the time that this dispatcher was told.
         post: sends the calls of webhooks; by HTTP if omitted. It is closed in the end.
         clock: the time on a clock that is never set, in seconds; the loop's if omitted.
     """
@@ -135,6 +140,7 @@ class Dispatcher:
         holder: str,
         *,
         outranks: Callable[[str], Awaitable[bool]] = _outranks_none,
+        pass_on: Callable[[str, float], object] = _pass_nothing_on,
         post: Post | None = None,
         settings: DispatchSettings = DispatchSettings(),
         sending: SendSettings | None = None,
@@ -144,6 +150,7 @@ class Dispatcher:
         self._deliver = deliver
         self._holder = holder
         self._outranks = outranks
+        self._pass_on = pass_on
         self._settings = settings
         self._clock = clock or (lambda: asyncio.get_running_loop().time())
         self._pauses = GrowingPauses(settings.first_pause_s, settings.idle_s)
@@ -264,6 +271,8 @@ class Dispatcher:
             lease = await self._renew()
             self._pauses.reset()
             if not self.leads:
+                if told_at < math.inf:
+                    self._pass_on(lease.holder, told_at)
                 left_s = lease.until - lease.now if lease.holder else math.inf
                 return min(left_s, self._settings.standby_s)
             if lease.next_due_at is None or lease.next_due_at > lease.now:
@@ -406,20 +415,16 @@ class Dispatcher:
     async def _note_failure(self, delivery: Delivery, error: Exception) -> None:
         """Store that an attempt failed, unless the delivery was carried out, changed or cancelled meanwhile.
 
-        An agent that can never begin is an error result for its caller, which is stored first. A crash in between
-        leaves both: the agent is then given up again, and its call has its result already.
+        The delivery of an agent that can never begin becomes the error result of its call.
         """
-        after: Delivery | None = self._after_failure(delivery, error)
-        due_at = after.due_at if after else None
+        after = self._after_failure(delivery, error)
         why = None if isinstance(error, SessionNotFoundError) else str(error)
-        if due_at is None and (result := refused_begin(delivery, why, self._now())):
-            with suppress(SessionNotFoundError):  # the caller was deleted too
-                await self._store.add_delivery(result)
-            after, due_at = None, result.due_at
+        if after.due_at is None:
+            after = refused_begin(delivery, why, self._now()) or after
         with suppress(DeliveryChangedError):
             await self._store.change_delivery(DeliveryChange(delivery, after))
-        if due_at is not None:
-            self.tell(due_at)
+        if after.due_at is not None:
+            self.tell(after.due_at)
 
     def _after_failure(self, delivery: Delivery, error: Exception) -> Delivery:
         now, settings = self._now(), self._settings

@@ -118,7 +118,15 @@ class DedicatedHost:
             override = self._override or EngineOverride(self._resources.engine_id)
             core = self._resources.make_core(self._key, override)
             save = partial(self._save_override, self._key)
-            self._resident = SessionService(core, override, self._resources, save, self._node_id, waits=self._waits)
+            self._resident = SessionService(
+                core,
+                override,
+                self._resources,
+                save,
+                self._node_id,
+                waits=self._waits,
+                is_chosen=self._override is not None,
+            )
             self._resources.in_use = lambda: core.engines.ids().values()
             self._idle = asyncio.create_task(self._leave_when_idle(self._resident, self._resources.config.idle_s))
         return self._resident

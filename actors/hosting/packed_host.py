@@ -6,7 +6,7 @@ import asyncio
 import logging
 import pickle
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Protocol
@@ -29,7 +29,7 @@ from turnwise.errors import (
     TurnwiseError,
 )
 from turnwise.memory.background import log_failure, shielded
-from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.stores.reading import pages_by_cursor
 
@@ -47,6 +47,8 @@ RECENT = 100
 
 DRAIN_S = 0.25
 """How often a replaced host looks for sessions to give up, in seconds."""
+
+_Asks = Callable[[SessionRecord], Awaitable[bool]]
 
 _log = logging.getLogger(__name__)
 
@@ -215,16 +217,19 @@ class PackedHost:
             await self._try_to_unload(key)
         return key not in self._residents
 
-    async def recover(self, is_mine: Callable[[SessionKey], bool]) -> None:
+    async def recover(self, is_mine: Callable[[SessionKey], bool], is_of_others: _Asks | None = None) -> None:
         """Load the sessions of a lost process, so that their interrupted runs are ended or resumed; retry failures.
 
         Sessions that cannot be read, such as those of a user whose key was deleted, are skipped. If newer hosts have
         replaced this one, they load the sessions. This process does not leave before that is done.
+
+        Args:
+            is_of_others: returns whether hosts of another namespace have the session; if omitted, none have.
         """
         self._is_recovering = True
         pauses = GrowingPauses(0.5, MAX_PAUSE_S)
         try:
-            while failed := await self._recover(is_mine):
+            while failed := await self._recover(is_mine, is_of_others):
                 pause_s = pauses.next_s()
                 _log.warning(
                     "%d sessions of a lost process could not be recovered, next attempt in %.1f s: %s",
@@ -236,13 +241,15 @@ class PackedHost:
         finally:
             self._is_recovering = False
 
-    async def _recover(self, is_mine: Callable[[SessionKey], bool]) -> list[Exception]:
+    async def _recover(self, is_mine: Callable[[SessionKey], bool], is_of_others: _Asks | None) -> list[Exception]:
         failed: list[Exception] = []
         at_once = asyncio.Semaphore(RECOVERIES)
 
         async def recover_one(key: SessionKey) -> None:
             async with at_once:
                 try:
+                    if is_of_others and await is_of_others(await store.get(key)):
+                        return
                     await self._warm(key)
                 except SessionNotFoundError:
                     return  # it was deleted
@@ -337,11 +344,14 @@ class PackedHost:
         if override and not override.is_for_runs and not self._resources.has(override.engine_id):
             self._drop_override(key)  # more managers' engines came by than a process caches
             override = None
+        is_chosen = override is not None
         override = override or EngineOverride(self._resources.engine_id)
         core = self._resources.make_core(key, override)
         save = partial(self._save_override, key)
         waits = Waits("max_session_waits", self._limits.max_session_waits, self._waits)
-        resident = SessionService(core, override, self._resources, save, self._node_id, waits=waits)
+        resident = SessionService(
+            core, override, self._resources, save, self._node_id, waits=waits, is_chosen=is_chosen
+        )
         self._residents[key] = resident
         return resident
 

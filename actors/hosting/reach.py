@@ -27,6 +27,8 @@ class Presence:
     """The id of the process."""
     why: str
     """What the process is called, its state, and why the last one ended, for an error."""
+    is_coming: bool = False
+    """Whether Ray is about to start one."""
 
 
 class NoProcessError(Exception):

@@ -42,6 +42,7 @@ class SessionService:
     __slots__ = (
         "_engine",
         "_engine_id",
+        "_is_chosen",
         "_node_id",
         "_resources",
         "_save_override",
@@ -64,6 +65,7 @@ class SessionService:
         node_id: str | None,
         *,
         waits: Waits,
+        is_chosen: bool = True,
     ) -> None:
         self.core = core
         self.calls = 0
@@ -80,6 +82,8 @@ class SessionService:
         """Whether this or an earlier process has saved an override for the session."""
         self._engine_id = override.engine_id
         self._engine = resources.get(override.engine_id)
+        self._is_chosen = is_chosen
+        """Whether the session has an engine of its own: one that a caller brought, or an earlier process noted."""
         self._switching = asyncio.Lock()
         """Held while a run starts with its manager's engine, so that no other manager's takes its place."""
         self._resources = resources
@@ -196,9 +200,20 @@ class SessionService:
             EngineMissingError: the process does not have it.
         """
         async with self._switching:
-            if not await self._switch(engine_id):
-                raise EngineMissingError
+            await self._use(engine_id)
             yield
+
+    @asynccontextmanager
+    async def engine_of_sender(self, engine_id: str) -> AsyncIterator[None]:
+        """Switch the session to the engine of a delivery's sender, if it has none of its own yet; see `engine`."""
+        async with self._switching:
+            await self._use("" if self._is_chosen else engine_id)
+            yield
+
+    async def _use(self, engine_id: str) -> None:
+        if not await self._switch(engine_id):
+            raise EngineMissingError
+        self._is_chosen = self._is_chosen or bool(engine_id)
 
     async def _switch(self, engine_id: str) -> bool:
         if engine_id in ("", self._engine_id):

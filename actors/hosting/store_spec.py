@@ -41,6 +41,11 @@ class StoreSpec:
     read_only: bool = False
     """Whether it is opened for reading only, while another owner uses it."""
 
+    def store_id_in(self, namespace: str) -> str:
+        """See `store_id_of`."""
+        own = self.url.url if isinstance(self.url, StoreObject) else self.url
+        return store_id_of(namespace, own, is_encrypted=self.encryption is not None)
+
     def open_store(self, runtime: Runtime) -> SessionStore:
         """Open the store in this process; for `memory://`, return the store that the runtime's processes share."""
         if isinstance(self.url, StoreObject):

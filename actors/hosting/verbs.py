@@ -236,9 +236,10 @@ async def check_start(
 async def deliver(service: SessionService, engine_id: str, delivery: Delivery) -> str | None:
     """Carry out a delivery that is due, if the store has this revision still; return the id of its run, if it has one.
 
-    It is one of this session, or one that another session has addressed to it.
+    It is one of this session, or one that another session has addressed to it. Then a session that has no engine of its
+    own yet gets the sender's.
     """
-    async with service.engine(engine_id):
+    async with service.engine_of_sender(engine_id):
         if delivery.to_session is not None:
             return await service.core.inbox.receive(delivery)
         started = await service.core.admission.deliver(delivery.key, delivery.delivery_id, delivery.revision)

@@ -108,6 +108,10 @@ class WorkerResources:
         """Return whether the setup of this id is cached."""
         return engine_id in self._setups
 
+    def find(self, engine_id: str) -> bytes | None:
+        """Return the pickle of a setup; None if it is not cached."""
+        return self._pickled.get(engine_id)
+
     def get(self, engine_id: str) -> tuple[SessionSetup, bytes]:
         """Return a cached setup, and its pickle.
 

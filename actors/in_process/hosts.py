@@ -8,16 +8,17 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 from turnwise.actors.dispatch.dispatcher import Dispatcher, DispatchSettings
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.engine_override import EngineOverride
 from turnwise.actors.hosting.packed_host import PackedHost
 from turnwise.actors.hosting.placement import InProcess, Packed
-from turnwise.actors.hosting.wire import HostLoad, Refused, SessionRef
+from turnwise.actors.hosting.wire import EngineWanted, HostLoad, Message, Refused, SessionRef
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.in_process.threads import EventLoop
 from turnwise.memory.background import log_failure, retry
@@ -101,7 +102,10 @@ class Host:
             self._has_dispatcher = True
             LOOP.submit(self._dispatch())
 
-    async def expect(self) -> None:
+    namespace: str | None = None
+    """See `Alarm.namespace`."""
+
+    async def expect(self, engine_ids: Collection[str] = ()) -> None:
         """See `Alarm.expect`: it runs already, or whoever opens the store next carries out what is due."""
 
     def tell(self, due_at: float) -> None:
@@ -185,10 +189,16 @@ class Host:
 
     async def _deliver(self, delivery: Delivery) -> None:
         """Have a session carry out a delivery. If the dispatcher stops waiting, the session goes on."""
-        request = verbs.deliver(delivery).to(SessionRef(delivery.addressee)).pickled()
-        answered = asyncio.wrap_future(self.submit(request))
-        if isinstance(answer := pickle.loads(await answered), Refused):
+        call, ref = verbs.deliver(delivery), SessionRef(delivery.addressee)
+        answer = await self._ask(call.to(ref, delivery.engine_id or ""))
+        if isinstance(answer, EngineWanted):  # another process has sent it, or this one caches it no longer
+            answer = await self._ask(call.to(ref))
+        if isinstance(answer, Refused):
             raise answer.error
+
+    async def _ask(self, message: Message) -> Any:
+        answer: bytes = await asyncio.wrap_future(self.submit(message.pickled()))
+        return pickle.loads(answer)
 
     def _leave(self) -> None:
         LOOP.submit(self._close_stores())

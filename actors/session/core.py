@@ -141,13 +141,13 @@ class SessionCore:
             reads=self.reads,
             versions=self.versions,
         )
-        self.scheduling = Scheduling(state, transactor, self.admission, alarm)
+        self.scheduling = Scheduling(state, transactor, engines, admission=self.admission, alarm=alarm)
         self.reminders = SessionReminders(state, self.scheduling)
         driver.schedules = weakref.proxy(self.reminders)
         self.approvals = Approvals(
             state, transactor, engines, driver=driver, joining=joining, reads=self.reads, agents=agents
         )
-        self.inbox = Inbox(state, transactor, self.admission, self.approvals, alarm)
+        self.inbox = Inbox(state, transactor, self.admission, self.approvals)
         self.forgetting = Forgetting(
             state,
             transactor,

@@ -91,7 +91,7 @@ async def _write_all(
         lines.add("event", event_line(event))
     async for delivery in deliveries_of(store, session.key):
         if delivery.to_session is None:  # a copy of a message would be a second one
-            lines.add("delivery", delivery_line(delivery))
+            lines.add("delivery", delivery_line(replace(delivery, namespace=None)))
     return lines
 
 

@@ -53,6 +53,8 @@ class SessionRecord(Record):
     """How many calls of agents are above it."""
     budget: FrozenDict = field(default_factory=FrozenDict)
     """What it may spend of its caller's budget, by the names of the limits of `Budget`; empty without a limit."""
+    namespace: str | None = None
+    """The namespace on Ray of the process that made its last commit; None: it was made without Ray."""
     log: str = ""
     """The block log it appends to; the store names it at creation."""
     log_size: int = 0

@@ -27,15 +27,19 @@ def agent_id(run_id: str, call_id: str) -> str:
     return f"agent-{hashlib.blake2b(f'{len(run_id)}:{run_id}{call_id}'.encode(), digest_size=16).hexdigest()}"
 
 
-def begin_agent(caller: RunRecord, agent: Mapping[str, Any], task: str, now: float) -> DeliveryChange:
+def begin_agent(
+    caller: RunRecord, agent: Mapping[str, Any], task: str, now: float, engine_id: str | None = None
+) -> DeliveryChange:
     """Return the addition of a delivery that begins an agent's run.
 
     Args:
         agent: `CallState.agent`.
+        engine_id: the caller's engine, with which the agent answers.
     """
     options = {"parent": caller.run_id, "timeout_s": agent.get("timeout_s"), "trace": caller.trace or None}
     payload = run_payload([encode(User(text=task))], options)
-    return _addition("prompt", caller.session_key, agent["session"], agent["session"], payload=payload, now=now)
+    name = agent["session"]
+    return _addition("prompt", caller.session_key, name, name, payload=payload, now=now, engine_id=engine_id)
 
 
 def call_of_agent(caller: RunRecord, agent: str) -> tuple[str, CallState] | None:
@@ -102,17 +106,17 @@ def handed_back(result: Delivery) -> Delivery:
 
 
 def refused_begin(begin: Delivery, error: str | None, now: float) -> Delivery | None:
-    """Return the result, as a delivery of the caller to itself, of an agent that can never begin.
+    """Return what the delivery that was to begin an agent becomes, as it never can: its result, for the caller itself.
 
     Args:
-        begin: the delivery that was to begin it; for any other delivery, the result is None.
-        error: why; None if its session was deleted.
+        begin: that delivery; for any other delivery, the result is None.
+        error: why; None if the agent's session was deleted.
     """
     if begin.kind != "prompt" or begin.to_session is None:
         return None
     payload = _result_of(begin.payload["parent"], begin.to_session, error)
-    name = f"{begin.delivery_id}-refused"
-    return _addition("result", begin.session_key, begin.session_id, name, payload=payload, now=now).after
+    result = replace(begin, kind="result", to_session=begin.session_id, payload=payload, occurs_at=now, due_at=now)
+    return replace(result, attempts=0, why=None, revision=begin.revision + 1)
 
 
 def _result_of(caller_run: str | None, agent: str, error: str | None) -> FrozenDict:
@@ -134,12 +138,14 @@ def _addition(
     *,
     payload: FrozenDict,
     now: float,
+    engine_id: str | None = None,
 ) -> DeliveryChange:
     delivery = Delivery(
         **sender._asdict(),
         delivery_id=delivery_id,
         key=delivery_id,
         to_session=to_session,
+        engine_id=engine_id,
         kind=kind,
         payload=payload,
         occurs_at=now,

@@ -48,6 +48,11 @@ class Delivery(Record):
     """Unique among the deliveries of its session."""
     to_session: str | None = None
     """The session of the same user that carries it out; None: its own. Such a delivery occurs once."""
+    namespace: str | None = None
+    """The namespace on Ray of the process that stored it, whose processes carry it out; None: those of any."""
+    engine_id: str | None = None
+    """The engine and settings, by their id, with which it begins a run in a session that has none of its own yet: those
+    of the run or session that sent it. None: those of whichever process gets the session."""
     revision: int = 1
     """Each change raises it by 1. A change names the revision that it was made for, and is refused for another one."""
     kind: DeliveryKind = "prompt"

@@ -85,9 +85,9 @@ class Stage:
 
     @asynccontextmanager
     async def dispatching(
-        self, holder: str = "h", *, outranks: Any = None, **settings: Any
+        self, holder: str = "h", *, outranks: Any = None, pass_on: Any = None, **settings: Any
     ) -> AsyncIterator[Dispatcher]:
-        ranks = {"outranks": outranks} if outranks else {}
+        ranks = ({"outranks": outranks} if outranks else {}) | ({"pass_on": pass_on} if pass_on else {})
         dispatcher = Dispatcher(self.store, self.deliver, holder, settings=DispatchSettings(**settings), **ranks)
         running = asyncio.create_task(dispatcher.run())
         try:
@@ -276,6 +276,21 @@ async def test_a_dispatcher_without_the_lease_hands_nothing_over() -> None:
     second.hand_over([await stage.add("b", 1.0)])
     await asyncio.sleep(1.0)
     assert stage.keys == ["a"]
+
+
+async def test_a_dispatcher_without_the_lease_passes_on_what_it_is_told() -> None:
+    stage, passed = await made(), list[tuple[str, float]]()
+    async with stage.dispatching("first") as first:
+        await asyncio.sleep(1.0)
+        async with stage.dispatching("second", pass_on=lambda *told: passed.append(told)) as second:
+            await asyncio.sleep(1.0)
+            assert first.leads and not passed
+            second.tell(told_at := now())
+            await asyncio.sleep(1.0)
+            assert passed == [("first", told_at)]
+            first.tell(now())
+            await asyncio.sleep(1.0)
+            assert len(passed) == 1
 
 
 async def test_a_slow_session_delays_no_other_and_its_own_come_one_by_one() -> None:

@@ -50,7 +50,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.blocks import AnyBlock, Text
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, CallState
-from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.deliveries.schedules import When
 from turnwise.memory.stores.base import Activation, Commit
@@ -559,6 +559,21 @@ async def test_an_unreadable_session_does_not_keep_a_host_from_leaving(caplog: p
         await again.host.retire()
         await asyncio.wait_for(again.has_left.wait(), 10)
     assert "session deleted is not recovered" in caplog.text and "'user' has no key" in caplog.text
+
+
+@pytest.mark.virtual_time
+async def test_the_next_process_leaves_sessions_of_another_namespace_to_its_hosts() -> None:
+    store = InMemoryStore()
+    lost_host = Hosting(store, Patient())
+    await lost_host.create("own", "another's")
+    for name in ("own", "another's"):
+        await lost_host.start(name, "hello", f"run-{name}")
+
+    async def is_of_others(session: SessionRecord) -> bool:
+        return session.session_id == "another's"
+
+    await Hosting(store, EchoEngine()).host.recover(lambda key: True, is_of_others)
+    assert [(await store.run(f"run-{name}")).state for name in ("own", "another's")] == ["interrupted", "running"]
 
 
 def test_the_next_process_sees_to_the_runs_of_its_sessions_and_to_no_others() -> None:

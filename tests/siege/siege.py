@@ -354,7 +354,9 @@ class Siege:
                 continue
             is_stored = entry.token in records.tokens and (not entry.run_id or entry.run_id in records.runs)
             if not is_stored and not ledger.may_be_gone(entry):
-                ledger.violate(f"prompt {entry.token} of run {entry.run_id} was acknowledged and is lost")
+                ledger.violate(
+                    f"prompt {entry.token} of run {entry.run_id} was acknowledged and is lost: {ledger.when(entry)}"
+                )
             elif not is_stored:
                 ledger.deeds["prompt that a restore took"] += 1
                 await self._check_told(entry.run_id, entry.user)
@@ -382,8 +384,10 @@ class Siege:
             self.ledger.violate(f"schedule {entry.token} has begun {runs}, or one of them has no outcome")
         elif runs and entry.cancelled_s and not self.ledger.may_have_come_back(entry):
             self.ledger.violate(f"schedule {entry.token} was cancelled, and has begun {runs}")
+        elif not runs and entry.cancel_asked_s and not entry.cancelled_s:
+            self.ledger.deeds["cancel of a schedule that was not acknowledged, and was carried out"] += 1
         elif not runs and not entry.cancelled_s and not self.ledger.may_be_gone(entry):
-            self.ledger.violate(f"schedule {entry.token} was acknowledged and is lost")
+            self.ledger.violate(f"schedule {entry.token} was acknowledged and is lost: {self.ledger.when(entry)}")
 
     def _judge_teams(self, records: Found) -> None:
         """Check that each agent that was called has its task once, and that a team that completed has called all."""

@@ -135,6 +135,7 @@ class Caller:
         self._ledger.deeds["schedule"] += 1
         if self._dice.random() < 0.3:
             await asyncio.sleep(self._dice.random() * after_s)
+            entry.cancel_asked_s = time.monotonic()
             if await self.result_of(session.cancel_schedule(entry.token)):
                 entry.cancelled_s = time.monotonic()
                 self._ledger.deeds["schedule that was cancelled"] += 1

@@ -30,6 +30,8 @@ class Entry:
     """The id of the schedule that brings it, if one does."""
     cancelled_s: float = 0.0
     """When it was acknowledged that the schedule was cancelled, 0: never."""
+    cancel_asked_s: float = 0.0
+    """When its cancel was requested, 0: never. Without an acknowledgement nobody knows whether it was cancelled."""
     is_team: bool = False
     """Whether its run calls agents."""
 
@@ -58,6 +60,7 @@ class Ledger:
     """The numbers of errors that callers got, by class."""
     violations: list[str] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _began_s: float = field(default_factory=time.monotonic)
 
     def ask(self, user: str, chat: str) -> Entry:
         """Return a new entry, for a prompt that is about to be sent."""
@@ -89,6 +92,18 @@ class Ledger:
     def may_be_gone(self, entry: Entry) -> bool:
         """Return whether a restore may have removed it."""
         return any(restore.may_have_taken(entry.asked_s, entry.told_s) for restore in self.restores)
+
+    def when(self, entry: Entry) -> str:
+        """Return when it was requested, acknowledged and cancelled, and when copies were made and restored."""
+        times = {"asked": entry.asked_s, "told": entry.told_s, "ended": entry.ended_s}
+        times |= {"cancel asked": entry.cancel_asked_s, "cancelled": entry.cancelled_s}
+        told = [f"{name} at {at - self._began_s:.2f}" for name, at in times.items() if at]
+        restores = [
+            f"copied {restore.copied[0] - self._began_s:.2f} to {restore.copied[1] - self._began_s:.2f}, put back "
+            f"{restore.put_back[0] - self._began_s:.2f} to {restore.put_back[1] - self._began_s:.2f}"
+            for restore in self.restores
+        ]
+        return f"{', '.join(told)}; restores: {'; '.join(restores) or 'none'}"
 
     def may_have_come_back(self, entry: Entry) -> bool:
         """Return whether a restore may have removed the cancel of its schedule, so that its run began."""

@@ -112,14 +112,14 @@ def test_an_encrypted_history_obeys(law: Law, inner: str, tmp_path: Path) -> Non
 # What is hidden
 
 READABLE = {
-    SessionRecord: "session_id user_id agent status created_at updated_at parent called_by depth budget log log_size"
-    " next_index branches epoch revision seq usage agents_usage memory saved ttl_s model engine marks",
+    SessionRecord: "session_id user_id agent status created_at updated_at parent called_by depth budget namespace log"
+    " log_size next_index branches epoch revision seq usage agents_usage memory saved ttl_s model engine marks",
     TurnRecord: "index parent turn_id run_id status prompt appended input output carried usage created_at forgotten"
     " removed",
     RunRecord: "run_id session_id user_id turn_index state first_seq created_at started_at ended_at code timeout_s"
     " successor parent usage resumes memory model engine joins trace",
-    Delivery: "delivery_id session_id user_id key to_session revision kind occurs_at due_at schedule missed if_busy"
-    " created_at attempts",
+    Delivery: "delivery_id session_id user_id key to_session namespace engine_id revision kind occurs_at due_at"
+    " schedule missed if_busy created_at attempts",
 }
 """What stays as it is. A new field is sealed in `encryption_records`, or named here and in `EncryptedStore`."""
 

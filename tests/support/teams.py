@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -54,7 +54,9 @@ class HandsOver:
         self.tasks: set[asyncio.Task[None]] = set()
         self._receive = receive
 
-    async def expect(self) -> None:
+    namespace: str | None = None
+
+    async def expect(self, engine_ids: Collection[str] = ()) -> None:
         """See `Alarm`."""
 
     def tell(self, due_at: float) -> None:

@@ -566,7 +566,11 @@ class Session:
 
     @checked(key=ScheduleKey)
     def cancel_schedule(self, key: str) -> bool:
-        """Remove a schedule; return whether there was one. Durable on return. A run that has begun goes on."""
+        """Remove a schedule; return whether there was one. Durable on return. A run that has begun goes on.
+
+        If a process dies meanwhile, the call is repeated; it may then find that the first attempt has removed it, and
+        return False.
+        """
         return self._host.ask(verbs.cancel_schedule(key))
 
     @checked(cursor=Text | None, limit=Limit)

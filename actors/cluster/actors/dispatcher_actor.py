@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import pickle
 import secrets
 import time
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.exceptions import RayError
 
-from turnwise.actors.cluster.actor_names import dispatcher_name
+from turnwise.actors.cluster.actor_names import dispatcher_name, find_actor
 from turnwise.actors.cluster.actor_settings import Kept, drop_notes, keep, note, notes, read_settings
 from turnwise.actors.cluster.actors.loading import Loading, StartsInRay
 from turnwise.actors.cluster.actors.shutdown import Shutdown, where
 from turnwise.actors.cluster.addressees import Addressees
+from turnwise.actors.cluster.calls.actor_waiting import reached
 from turnwise.actors.hosting.gc_tuning import collect_rarely
-from turnwise.memory.background import log_failure, retry
+from turnwise.actors.hosting.reach import NoProcessError
+from turnwise.memory.background import log_failure, retry, watch
 
 if TYPE_CHECKING:
     from turnwise.actors.cluster.actor_lookup import DedicatedLookup, PackedLookup
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from turnwise.actors.dispatch.dispatcher import Dispatcher
     from turnwise.actors.hosting.logs import LogSettings
     from turnwise.actors.hosting.placement import Dedicated, Packed
+    from turnwise.errors import TurnwiseError
     from turnwise.memory.deliveries.records import Delivery
     from turnwise.memory.stores.base import SessionStore
 
@@ -82,9 +87,12 @@ class DispatcherActor:
         self._needed_at = time.monotonic()
         """When somebody expected it last."""
         self._dispatcher: Dispatcher | None = None
+        self._told_at = math.inf
+        """The earliest time that it was told before it had a dispatcher."""
         self._working: asyncio.Task[None] | None = None
         self._addressees: Addressees | None = None
         self._registering = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
         context = ray.get_runtime_context()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # raised within Ray
@@ -118,12 +126,28 @@ class DispatcherActor:
     async def tell(self, due_at: float) -> bool:
         """See `Dispatcher.tell`; return False if it leaves already, so that another actor has to be made.
 
-        Before it has opened the store there is nothing to tell: it asks then.
+        If the actor of another namespace has the lease, it passes that on.
         """
         self._needed_at = time.monotonic()
         if self._dispatcher is not None:
             self._dispatcher.tell(due_at)
+        else:  # until it has opened the store
+            self._told_at = min(self._told_at, due_at)
         return not self._is_leaving
+
+    async def deliver(self, delivery: Delivery) -> TurnwiseError | None:
+        """Have a session of this namespace carry out a delivery that another namespace's actor found to be due.
+
+        Returns the error with which the session refuses it.
+        """
+        from turnwise.errors import TurnwiseError
+
+        self._needed_at = time.monotonic()
+        try:
+            await self._deliver_here(delivery)
+        except TurnwiseError as error:
+            return error
+        return None
 
     async def register(self, settings: bytes | Kept, placement: Dedicated | Packed) -> None:
         """Start sessions' processes as this manager does from now on, if its sessions live elsewhere than they did.
@@ -160,7 +184,10 @@ class DispatcherActor:
             await watch.look()
             return watch.has_ended(address)
 
-        dispatcher = self._dispatcher = Dispatcher(store, self._deliver, holder, outranks=outranks)
+        dispatcher = self._dispatcher = Dispatcher(
+            store, self._deliver, holder, outranks=outranks, pass_on=self._pass_on
+        )
+        dispatcher.tell(self._told_at)
         running = asyncio.create_task(dispatcher.run())
         try:
             while not self._may_leave(dispatcher):
@@ -184,9 +211,48 @@ class DispatcherActor:
         self._leave()
 
     async def _deliver(self, delivery: Delivery) -> None:
+        """Have a session carry out a delivery, in a process of the delivery's namespace while that has a dispatcher.
+
+        A namespace has one as long as something is to be due there, unless somebody ended it.
+        """
+        from turnwise.errors import SessionLostError
+
+        namespace = delivery.namespace or self._assignment.namespace
+        if namespace != self._assignment.namespace and (other := await asyncio.to_thread(self._find_in, namespace)):
+            try:
+                refusal = await reached(other, other.deliver.remote(delivery))
+            except (RayError, NoProcessError) as error:
+                reason = f"the dispatcher of namespace {namespace!r} cannot be reached ({error})"
+                raise SessionLostError(delivery.addressee.session_id, reason) from error
+            if refusal is not None:
+                raise refusal
+        else:
+            await self._deliver_here(delivery)
+
+    def _find_in(self, namespace: str) -> Any:
+        return find_actor(namespace, dispatcher_name(self._read_spec().place.store_id_in(namespace)))
+
+    def _pass_on(self, leader: str, due_at: float) -> None:
+        """Tell the actor of this Ray that has the lease. If there is none, whoever has it asks the store in time."""
+        telling = asyncio.create_task(self._tell_leader(leader, due_at))
+        watch(telling, f"{self}: telling the dispatcher of another namespace")
+        self._tasks.add(telling)
+        telling.add_done_callback(self._tasks.discard)
+
+    async def _tell_leader(self, leader: str, due_at: float) -> None:
+        store_id = leader.rpartition("-")[0].rpartition("-")[2]
+        named_actors = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
+        names = [actor["namespace"] for actor in named_actors if actor["name"] == dispatcher_name(store_id)]
+        for namespace in names:
+            if actor := await asyncio.to_thread(find_actor, namespace, dispatcher_name(store_id)):
+                await reached(actor, actor.tell.remote(due_at))
+
+    async def _deliver_here(self, delivery: Delivery) -> None:
         """See `Addressees.deliver`."""
         async with self._registering:
-            addressees = self._addressees = self._addressees or Addressees(self._make_lookup)
+            addressees = self._addressees = self._addressees or Addressees(
+                self._assignment.namespace, self._make_lookup
+            )
         await addressees.deliver(delivery)
 
     def _make_lookup(self) -> DedicatedLookup | PackedLookup:

@@ -33,7 +33,7 @@ from turnwise.memory.background import retry, watch
 if TYPE_CHECKING:
     from turnwise.actors.hosting.packed_host import PackedHost
     from turnwise.actors.hosting.wire import HostLoad
-    from turnwise.memory.conversation.sessions import SessionKey
+    from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 
 THREADS = 32
 """How many threads run blocking calls, such as building engines. Tools have threads of their own."""
@@ -157,7 +157,7 @@ class PackedActor:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="turnwise"))
         host, is_replaced = await asyncio.to_thread(self._make)
         if self._is_back:  # before it is retired, so that it does not leave first
-            self._spawn(host.recover(self._is_mine), "recovery of lost sessions")
+            self._spawn(host.recover(self._is_mine, self._is_of_others), "recovery of lost sessions")
         if is_replaced:
             self._spawn(host.retire(), "retiring")
         return host
@@ -168,6 +168,17 @@ class PackedActor:
         if assignment.layout.index_of(key) != assignment.index:
             return False
         return find_actor(assignment.namespace, actor_name(assignment.store_id, key)) is None
+
+    async def _is_of_others(self, session: SessionRecord) -> bool:
+        """Return whether a session was last used in another namespace of this Ray, which has processes for it still."""
+        if session.namespace in (None, self._assignment.namespace):
+            return False
+        return await asyncio.to_thread(self._has_processes, session.namespace, session.key)
+
+    def _has_processes(self, namespace: str, key: SessionKey) -> bool:
+        spec: ActorSpec = pickle.loads(read_settings(self._settings))
+        store_id = spec.place.store_id_in(namespace)
+        return bool(find_layouts(namespace, store_id)) or find_actor(namespace, actor_name(store_id, key)) is not None
 
     def _make(self) -> tuple[PackedHost, bool]:
         from turnwise.actors.cluster.dispatcher_process import DispatcherProcess
@@ -188,7 +199,9 @@ class PackedActor:
             spec.engine,
             other_engines=engines,
         )
-        resources.alarm = DispatcherProcess(namespace, assignment.store_id, assignment.limits, spec)
+        resources.alarm = DispatcherProcess(
+            namespace, assignment.store_id, assignment.limits, spec, find_engine=resources.find
+        )
         host = PackedHost(
             resources,
             assignment.limits,

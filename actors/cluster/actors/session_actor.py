@@ -138,7 +138,9 @@ class SessionActor:
             spec.engine,
             other_engines=engines,
         )
-        resources.alarm = DispatcherProcess(namespace, assignment.store_id, assignment.limits, spec)
+        resources.alarm = DispatcherProcess(
+            namespace, assignment.store_id, assignment.limits, spec, find_engine=resources.find
+        )
         return DedicatedHost(
             assignment.session,
             resources,

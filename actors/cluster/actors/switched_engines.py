@@ -13,12 +13,24 @@ import pickle
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from operator import itemgetter
 
-from turnwise.actors.cluster.actor_settings import Kept, drop_notes, keep, note, notes, read_settings
+from turnwise.actors.cluster.actor_settings import (
+    Kept,
+    SettingsLostError,
+    drop_notes,
+    keep,
+    note,
+    notes,
+    read_settings,
+)
 from turnwise.actors.hosting.engine_override import EngineOverride
 from turnwise.memory.background import log_failure
 from turnwise.memory.conversation.sessions import SessionKey
+
+MOST_NOTED = 64
+"""How many engines of senders are noted for a namespace."""
 
 
 async def save_override(
@@ -50,6 +62,30 @@ def drop_overrides(namespace: str, key: str, session: SessionKey | None = None) 
     return _THREAD.submit(_drop, namespace, key, session)
 
 
+def note_engine(namespace: str, engine_id: str, engine: bytes) -> None:
+    """Note a pickled engine, so that the namespace's processes find it by its id. Blocks.
+
+    It is for sessions that this process's sessions send something to. The `MOST_NOTED` that were noted last stay.
+    """
+    kept = keep(engine)
+    note(
+        _engine_name(namespace, engine_id),
+        pickle.dumps((time.time(), engine_id, kept), pickle.HIGHEST_PROTOCOL),
+        [kept],
+    )
+    noted = sorted(pickle.loads(note_bytes)[:2] for note_bytes in notes(_engine_name(namespace)))
+    for _, earlier_id in noted[:-MOST_NOTED]:
+        drop_notes(f"{_engine_name(namespace, earlier_id)}/")
+
+
+def find_engine(namespace: str, engine_id: str) -> bytes | None:
+    """Return the pickled engine that a process of a namespace has noted; None if it is noted no longer. Blocks."""
+    for note_bytes in notes(f"{_engine_name(namespace, engine_id)}/"):
+        with suppress(SettingsLostError):
+            return read_settings(pickle.loads(note_bytes)[2])
+    return None
+
+
 _THREAD = ThreadPoolExecutor(1, thread_name_prefix="turnwise-overrides")
 """One thread, so that what is saved and dropped one after the other stays so."""
 
@@ -67,6 +103,10 @@ def _drop(namespace: str, key: str, session: SessionKey | None) -> None:
         drop_notes(_name(namespace, key, session))
     except Exception as error:  # noqa: BLE001 - a note that stays takes some bytes
         log_failure("dropping a note of engines", error)
+
+
+def _engine_name(namespace: str, engine_id: str = "") -> str:
+    return f"engines/{hashlib.sha256(namespace.encode()).hexdigest()[:32]}/{engine_id}"
 
 
 def _name(namespace: str, key: str, session: SessionKey | None = None) -> str:

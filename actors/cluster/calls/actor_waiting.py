@@ -36,7 +36,8 @@ def _ask_ray(actor_id: str) -> Presence:
     state, cause = record["State"], " ".join(str(record["DeathCause"] or "").split())[:_CAUSE]
     reason = f"Ray's actor {record['Name'] or actor_id} is {state}"
     reason += f" after {record['NumRestarts']} restarts" if record["NumRestarts"] else ""
-    return Presence(state == "ALIVE", record["Pid"], f"{reason} ({cause})" if cause else reason)
+    why = f"{reason} ({cause})" if cause else reason
+    return Presence(state == "ALIVE", record["Pid"], why, is_coming=state in _COMING)
 
 
 def answer(actor: Any, ref: Any, reach: Reach) -> Any:
@@ -84,6 +85,9 @@ async def reached(actor: Any, ref: Any) -> Any:
 
 _presences: dict[str, tuple[float, Presence]] = {}
 """What Ray said last, and when, by actor id."""
+
+_COMING = ("DEPENDENCIES_UNREADY", "PENDING_CREATION", "RESTARTING")
+"""The states of actors that have no process, and get one."""
 
 _MANY = 1_000
 _CAUSE = 500

@@ -78,7 +78,7 @@ class Forking:
             await self._alarm.expect()
         own = [delivery async for delivery in deliveries_of(store, self._state.key)] if deliveries else []
         copies = [
-            replace(delivery, session_id=session_id, delivery_id=new_id(), revision=1)
+            replace(delivery, session_id=session_id, delivery_id=new_id(), revision=1, namespace=self._alarm.namespace)
             for delivery in own
             if delivery.to_session is None
         ]

@@ -32,6 +32,7 @@ class AgentCalls:
     """
 
     def __init__(self, state: SessionState, spending: Spending) -> None:
+        self._state = state
         self._journal = state.journal
         self._spending = spending
 
@@ -92,7 +93,9 @@ class AgentCalls:
             output: the run's output, with the calls.
         """
         uses = {block.call_id: block for block in output if isinstance(block, ToolUse)}
-        now = self._journal.clock()
+        now, own = self._journal.clock(), self._state.open_run(run.run_id)
+        engine_id = (own and own.run_resources.engine_id) or None
         return [
-            begin_agent(run, state.agent, str(uses[call_id].input["task"]), now) for call_id, state in calls.items()
+            begin_agent(run, state.agent, str(uses[call_id].input["task"]), now, engine_id)
+            for call_id, state in calls.items()
         ]

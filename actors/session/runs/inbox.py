@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from turnwise.actors.session.runs.admission import Received, RunAdmission, Started, StartOptions
 from turnwise.actors.session.runs.approvals import Approvals
 from turnwise.actors.session.runs.scheduling import FROM_SESSION
-from turnwise.actors.session.state.alarm import Alarm
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
 from turnwise.errors import (
     CallDecidedError,
     CallNotFoundError,
     DeliveryChangedError,
+    DuplicateKeyError,
     EmptyTurnError,
     InvalidInputError,
     RunNotFoundError,
@@ -50,9 +51,9 @@ class Inbox:
     """Carries out deliveries of other sessions, each once.
 
     A delivery is stored with its sender. The commit that carries it out here also removes it there, compared by its
-    revision; so a repeated one is refused, and a cancel excludes it. Some effects need no such commit, as they are
-    idempotent: they come first, and the removal follows. After a kill in between, the delivery is carried out again,
-    which only removes it.
+    revision; so a repeated one is refused, and a cancel excludes it. Some effects have commits of their own, as they
+    may be repeated: they come first, and another commit of this session removes the delivery. After a kill in between,
+    the delivery is carried out again, which only removes it. After a restore in between, the store refuses the removal.
 
     While it awaits the following, other work may run, and the process may crash:
 
@@ -60,7 +61,7 @@ class Inbox:
     |---|---|---|
     | the store, for the run that has called an agent | everything, but a start of the agent's run | the delivery |
     | the commit of the effect | reads, streaming; a change of the delivery, which one of both finds | one of both |
-    | the removal, after another effect | everything | the effect, perhaps the delivery |
+    | the removal, after another effect | reads, streaming | the effect, perhaps the delivery |
     """
 
     def __init__(
@@ -69,14 +70,12 @@ class Inbox:
         transactor: Transactor,
         admission: RunAdmission,
         approvals: Approvals,
-        alarm: Alarm,
     ) -> None:
         self._state = state
         self._store = state.journal.store
         self._transactor = transactor
         self._admission = admission
         self._approvals = approvals
-        self._alarm = alarm
 
     async def receive(self, delivery: Delivery) -> str | None:
         """Carry out a delivery of another session; durable on return. Return the id of its run, if it begins one.
@@ -103,7 +102,7 @@ class Inbox:
                 case _:
                     started, is_removed = await self._begin_agent(delivery)
             if not is_removed:
-                await self._store.change_delivery(DeliveryChange(delivery, None))
+                await self._commit([DeliveryChange(delivery, None)])
         return started.run_id if started else None
 
     async def hear(self, run_id: str, agent: str) -> None:
@@ -119,18 +118,27 @@ class Inbox:
         """Start the run of an agent; a run that was started for it before is returned.
 
         An agent that is not wanted any more begins none. If it cannot begin one, its call's result is the error.
+
+        The caller's row is another session's, so a restore may change it unseen. Therefore it is read again after a
+        commit of this session, which a store that went back to an earlier time lacks: that store refuses the removal.
         """
         caller = delivery.payload["parent"]
 
         async def is_wanted() -> bool:
             return await self._call_of(caller, self._state.session_id) is not None
 
-        try:
-            return await self._admission.receive(delivery, is_wanted)
-        except (InvalidInputError, EmptyTurnError, SessionEndedError) as error:
-            if await is_wanted():
-                await self._refuse(caller, error)
-            return Received(None, is_removed=False)
+        while True:
+            try:
+                received = await self._admission.receive(delivery, is_wanted)
+            except (InvalidInputError, EmptyTurnError, SessionEndedError) as error:
+                if await is_wanted():
+                    return Received(None, await self._refuse(delivery, error))
+                received = Received(None, is_removed=False)
+            if received.started or received.is_removed:
+                return received
+            await self._admission.prove_ownership()
+            if not await is_wanted():
+                return received
 
     async def _call_of(self, run_id: str, agent: str) -> tuple[str, CallState] | None:
         """Return the call by which a run has called an agent, if the agent is wanted still; else None.
@@ -145,14 +153,24 @@ class Inbox:
         except RunNotFoundError:
             return None
 
-    async def _refuse(self, run_id: str, error: TurnwiseError) -> None:
-        """Store the delivery of an error as the result of the call of this agent. May be repeated."""
-        session = await self._store.get(self._state.key)
-        result = agent_result(session, run_id, self._state.journal.clock(), error=str(error)).after
-        if result:
-            await self._alarm.expect()
-            await self._store.add_delivery(result)
-            self._alarm.tell(result.occurs_at)
+    async def _refuse(self, begin: Delivery, error: TurnwiseError) -> bool:
+        """Store an error as the result of the call of this agent, in place of the delivery that was to begin it.
+
+        Returns False if the agent has a result already; then nothing was stored.
+        """
+        await self._transactor.loaded()
+        session, now = self._state.journal.session, self._state.journal.clock()
+        result = agent_result(session, begin.payload["parent"], now, error=str(error))
+        try:
+            await self._commit([result, DeliveryChange(begin, None)])
+        except DuplicateKeyError:
+            return False
+        return True
+
+    async def _commit(self, deliveries: Sequence[DeliveryChange]) -> None:
+        """Store what becomes of deliveries, and nothing else."""
+        journal = self._state.journal
+        await self._transactor.run(lambda: self._transactor.commit(journal.session, deliveries=deliveries))
 
     async def _provide(self, delivery: Delivery) -> bool:
         """Provide the result of an agent to the call that waits for it, or tell it; do nothing if it is not wanted.
@@ -165,6 +183,8 @@ class Inbox:
             return False
         end = await self._end_of(agent) if text is None else _AgentEnd(text, True, None, Usage())
         (call_id, state), run = call, end.run
+        if run and run.is_open:  # the store went back to before this delivery was stored
+            raise DeliveryChangedError(delivery.session_id, delivery.delivery_id)
         restarts = state.agent.get("restarts") if run and run.state == "interrupted" else 0
         if run and restarts and await self._approvals.begin_again(run_id, call_id, run):
             return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
+from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.runs.admission import RunAdmission, StartOptions
 from turnwise.actors.session.state.alarm import Alarm
 from turnwise.actors.session.state.state import SessionState
@@ -46,8 +47,17 @@ class Scheduling:
     | the commit | reads, streaming | all of it or nothing |
     """
 
-    def __init__(self, state: SessionState, transactor: Transactor, admission: RunAdmission, alarm: Alarm) -> None:
+    def __init__(
+        self,
+        state: SessionState,
+        transactor: Transactor,
+        engines: SessionEngines,
+        *,
+        admission: RunAdmission,
+        alarm: Alarm,
+    ) -> None:
         self._state = state
+        self._engines = engines
         self._journal = state.journal
         self._transactor = transactor
         self._admission = admission
@@ -89,6 +99,7 @@ class Scheduling:
                 **self._state.key._asdict(),
                 delivery_id=delivery_id,
                 key=delivery_id if key is None else key,
+                namespace=self._alarm.namespace,
                 kind=kind,
                 payload=payload,
                 occurs_at=first,
@@ -132,6 +143,8 @@ class Scheduling:
                 delivery_id=delivery_id,
                 key=delivery_id,
                 to_session=to_session,
+                namespace=self._alarm.namespace,
+                engine_id=self._engines.whole.engine_id or None,
                 kind="message",
                 payload=payload,
                 occurs_at=now,
@@ -190,6 +203,7 @@ class Scheduling:
             after = replace(
                 after,
                 due_at=after.occurs_at,
+                namespace=self._alarm.namespace,
                 missed=missed or before.missed,
                 if_busy=if_busy or before.if_busy,
                 attempts=0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from turnwise.memory.deliveries.records import Delivery
@@ -11,8 +11,15 @@ from turnwise.memory.deliveries.records import Delivery
 class Alarm(Protocol):
     """Whoever hands the store's deliveries to their sessions when they are due."""
 
-    async def expect(self) -> None:
+    @property
+    def namespace(self) -> str | None:
+        """The namespace on Ray of this process: see `Delivery.namespace`."""
+
+    async def expect(self, engine_ids: Collection[str] = ()) -> None:
         """Make sure that it runs, and goes on long enough to read what the caller is about to store.
+
+        Args:
+            engine_ids: the engines of what is stored; other processes find them from then on.
 
         Raises:
             TurnwiseError: it cannot be started.
@@ -31,7 +38,9 @@ class Alarm(Protocol):
 class NoAlarm:
     """The `Alarm` where nobody has to be started or told."""
 
-    async def expect(self) -> None:
+    namespace: str | None = None
+
+    async def expect(self, engine_ids: Collection[str] = ()) -> None:
         """See `Alarm.expect`."""
 
     def tell(self, due_at: float) -> None:

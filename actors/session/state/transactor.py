@@ -229,10 +229,10 @@ class Transactor:
         key = self._journal.key
         received = [change.before for change in deliveries if change.before and change.before.session_key != key]
         own = [change for change in deliveries if change.before not in received]
-        own += [*ends, *self._questions(session, runs)]
+        own = [self._of_namespace(change) for change in [*own, *ends, *self._questions(session, runs)]]
         sent = [change.after for change in own if change.after and change.after.to_session is not None]
         if sent:
-            await self._alarm.expect()
+            await self._alarm.expect({delivery.engine_id for delivery in sent if delivery.engine_id})
         searched = self._journal.searched
         texts: list[MessageText] = []
         dropped_texts: list[int] = []
@@ -253,6 +253,8 @@ class Transactor:
         if self._unbilled:
             session = replace(session, usage=session.usage + self._unbilled.total)
         session = self._mark.stamp(session, turns)
+        if session.namespace != self._alarm.namespace:
+            session = replace(session, namespace=self._alarm.namespace)
         commit = Commit(
             session=session,
             events=numbered,
@@ -295,6 +297,13 @@ class Transactor:
             self._outbox.tell(self._journal.clock())
         if blocks:
             self._journal.blocks.cache.add(session.log, session.log_size - len(blocks), blocks)
+
+    def _of_namespace(self, change: DeliveryChange) -> DeliveryChange:
+        """Return a change of a delivery of this session, which this process's namespace carries out."""
+        namespace = self._alarm.namespace
+        if change.after is None or change.after.namespace == namespace:
+            return change
+        return DeliveryChange(change.before, replace(change.after, namespace=namespace))
 
     def _questions(self, session: SessionRecord, runs: Sequence[RunRecord]) -> list[DeliveryChange]:
         """Return what tells the caller of this agent that other calls of its run wait for decisions than before."""

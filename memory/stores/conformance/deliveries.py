@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 from turnwise.errors import (
     DeliveryChangedError,
@@ -76,7 +77,10 @@ async def check_a_key_of_a_delivery_is_used_once(store: SessionStore, other: Ses
 
 @_law
 async def check_a_change_of_a_delivery_is_compared_first(store: SessionStore, other: SessionStore) -> None:
-    """It is refused for another revision or id, and after a removal. Of many changes at once one is made."""
+    """It is refused for another revision or id, and after a removal. Of many changes at once one is made.
+
+    A change keeps the id and the key. Anything else may change, also who carries the delivery out.
+    """
     await store.create(a_session())
     first = await store.add_delivery(a_delivery("d"))
     changes = [_moved(first, 20.0 + index) for index in range(10)]
@@ -94,10 +98,14 @@ async def check_a_change_of_a_delivery_is_compared_first(store: SessionStore, ot
     equal(await other.delivery(KEY, "d"), second, "the delivery after refused changes")
     addition = DeliveryChange(None, a_delivery("new"))
     await refuses(InvalidInputError, store.change_delivery(addition), "a change that adds a delivery")
-    await store.change_delivery(DeliveryChange(second, None))
+    names: dict[str, Any] = {"session_id": "s", "delivery_id": second.delivery_id, "key": "d", "schedule": None}
+    third = replace(FULL_DELIVERY, **names, to_session="t", created_at=second.created_at, revision=second.revision + 1)
+    await store.change_delivery(DeliveryChange(second, third))
+    equal(await other.delivery(KEY, "d"), third, "the delivery of another kind")
+    await store.change_delivery(DeliveryChange(third, None))
     equal(await other.delivery(KEY, "d"), None, "the delivery after its removal")
     equal((await other.due(100.0)).items, (), "what is due after its removal")
-    await refuses(DeliveryChangedError, store.change_delivery(DeliveryChange(second, None)), "a second removal")
+    await refuses(DeliveryChangedError, store.change_delivery(DeliveryChange(third, None)), "a second removal")
     again = a_delivery("d", delivery_id="s/again")
     equal(await store.add_delivery(again), again, "a delivery under the same key")
 

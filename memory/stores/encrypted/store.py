@@ -47,9 +47,9 @@ class EncryptedStore(Shared):
     labels, types of answers, reasons, stop reasons, states of calls and fingerprints of runs.
 
     These stay readable: ids of sessions, users, agents, turns and runs; parents; times and sizes; states, codes of
-    failures, names of models and engines, counts and usage; positions of blocks; numbers and keys of events;
-    idempotency keys; keys, times, schedules and addressees of deliveries; trace contexts; which runs may join others;
-    which turns replace others. So put nothing secret into an id or a key.
+    failures, names of models, engines and namespaces, counts and usage; positions of blocks; numbers and keys of
+    events; idempotency keys; keys, times, schedules and addressees of deliveries; trace contexts; which runs may join
+    others; which turns replace others. So put nothing secret into an id or a key.
 
     Each text is bound to its user, kind and position, so reading a text that was moved or changed raises
     CorruptRecordError. Somebody who can write to the store can still remove rows, change readable fields, or restore an

@@ -297,9 +297,7 @@ def delivery_row(key: int, delivery: Delivery) -> dict[str, Any]:
 
 _SCHEDULE_FIELDS = {field.name for field in fields(Schedule)}
 
-CHANGED_DELIVERY_COLUMNS = tuple(
-    name for name in _DELIVERY_FIELDS if name not in ("delivery_id", "key", "to_session", "kind", "created_at")
-)
+CHANGED_DELIVERY_COLUMNS = tuple(name for name in _DELIVERY_FIELDS if name not in ("delivery_id", "key", "created_at"))
 """The columns of a delivery that changes change."""
 
 

@@ -58,6 +58,7 @@ sessions = Table(
     Column("depth", BigInteger, nullable=False),
     Column("budget", Text),
     Column("agents_usage", Text),
+    Column("namespace", Text),
     Column("log_size", BigInteger, nullable=False),
     Column("next_index", BigInteger, nullable=False),
     Column("branches", Text),
@@ -220,6 +221,8 @@ deliveries = Table(
     Column("delivery_id", _SortedText, nullable=False),
     Column("user_id", Text, nullable=False),  # the session's, so that those of a user are listed by an index
     Column("to_session", Text),
+    Column("namespace", Text),
+    Column("engine_id", Text),
     Column("revision", BigInteger, nullable=False),
     Column("kind", Text, nullable=False),
     Column("payload", Text),

@@ -11,6 +11,8 @@ import pytest
 
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.core import SessionCore
+from turnwise.actors.session.state.alarm import NoAlarm
 from turnwise.errors import (
     DeliveryNotFoundError,
     EmptyTurnError,
@@ -20,11 +22,12 @@ from turnwise.errors import (
     SessionNotFoundError,
 )
 from turnwise.memory.conversation.blocks import User, encode
-from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.deliveries.payload import run_payload
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
 from turnwise.memory.deliveries.schedules import Schedule, When
+from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing.exhaust import exhaust
 from turnwise.testing.faults import Faults
 from turnwise.testing.world import World
@@ -235,3 +238,19 @@ def test_a_message_that_is_cancelled_arrives_at_most_once() -> None:
         assert await both.prompts() in ([], ["hello"])
 
     assert exhaust(life)["kill"] >= 4
+
+
+async def test_a_row_and_its_deliveries_name_the_namespace_of_the_process() -> None:
+    class OfSpace(NoAlarm):
+        namespace = "space"
+
+    store = InMemoryStore()
+    for key in (ANN, BOB):
+        await store.create(SessionRecord(session_id=key.session_id))
+    core = SessionCore(ANN, store, FunctionEngine(answer), alarm=OfSpace(), engine_id="engine")
+    message = await core.scheduling.send(BOB.session_id, "hello", delivery_id="message")
+    prompt = await core.scheduling.add(["hi"], When(after_s=60.0), delivery_id="prompt")
+    assert (message.namespace, message.engine_id) == ("space", "engine")
+    assert (prompt.namespace, prompt.engine_id) == ("space", None), "its session notes the engine"
+    assert await store.deliveries() == [message, prompt]
+    assert ((await store.get(ANN)).namespace, (await store.get(BOB)).namespace) == ("space", None)

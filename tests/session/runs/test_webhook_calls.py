@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
 from typing import Any
 
@@ -110,7 +110,9 @@ async def test_changes_while_webhooks_are_read_are_read_again() -> None:
             return webhooks
 
     class Alarm:
-        async def expect(self) -> None:
+        namespace: str | None = None
+
+        async def expect(self, engine_ids: Collection[str] = ()) -> None:
             pass
 
         def tell(self, due_at: float) -> None:

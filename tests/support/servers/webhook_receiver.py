@@ -20,6 +20,8 @@ class Receiver:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
+                if len(body) < int(self.headers["content-length"]):
+                    return  # the sender was killed
                 receiver.requests.append((self.path, {key.lower(): value for key, value in self.headers.items()}, body))
                 self.send_response(receiver.status)
                 if receiver.location:

@@ -60,13 +60,17 @@ class SearchedTexts:
     ) -> tuple[list[MessageText], list[int]]:
         """Return the texts that a commit adds, and the turns whose texts it deletes before: see `Commit`.
 
+        Where the store cannot search there are none.
+
         Args:
             session: the row that is committed; its log ends with `blocks`.
             next_index: turns from this index on are not stored yet.
         """
-        new_span = Span(session.log, session.log_size - len(blocks), session.log_size)
         texts: list[MessageText] = []
         dropped: list[int] = []
+        if not self.is_on:
+            return texts, dropped
+        new_span = Span(session.log, session.log_size - len(blocks), session.log_size)
         for turn in turns:
             is_new = turn.index >= next_index or turn.index in dropped_turns
             stored = None if is_new else self._stored.get(turn.index)

@@ -37,7 +37,6 @@ from turnwise.memory.deliveries.records import DeliveryChange
 from turnwise.memory.deliveries.webhooks import calls_of
 from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.stores.base import Activation, Commit
-from turnwise.memory.stores.search.records import MessageText
 from turnwise.memory.values.records import replace
 
 Result = TypeVar("Result")
@@ -233,19 +232,14 @@ class Transactor:
         sent = [change.after for change in own if change.after and change.after.to_session is not None]
         if sent:
             await self._alarm.expect({delivery.engine_id for delivery in sent if delivery.engine_id})
-        searched = self._journal.searched
-        texts: list[MessageText] = []
-        dropped_texts: list[int] = []
-        if turns and searched.is_on:
-            all_runs = [*runs, *([new_run] if new_run else [])]
-            texts, dropped_texts = await searched.changes(
-                session,
-                blocks,
-                turns,
-                dropped_turns=dropped_turns,
-                runs=all_runs,
-                next_index=self._journal.session.next_index,
-            )
+        texts, dropped_texts = await self._journal.searched.changes(
+            session,
+            blocks,
+            turns,
+            dropped_turns=dropped_turns,
+            runs=[*runs, *([new_run] if new_run else [])],
+            next_index=self._journal.session.next_index,
+        )
         numbered = self._journal.number(events)
         calls = await self._calls_of(numbered)
         bodies = [encode(block) for block in blocks] if encoded is None else encoded
@@ -289,7 +283,7 @@ class Transactor:
                 self._launching = self._tasks.spawn(retry(self._launch_begun, task_name, until=self.is_final))
             raise
         self._unanswered = None
-        searched.store(turns, dropped_turns)
+        self._journal.searched.store(turns, dropped_turns)
         if sent:
             self._alarm.hand_over(sent)
         self._mark.stored(session)

@@ -9,9 +9,7 @@ import typer
 
 from turnwise.cli.common import AsJson, Cursor, Limit, OfAgent, Store, reading, run
 from turnwise.cli.output import Cell, Column, note, print_json, print_table
-from turnwise.console.elements.text import ago
-from turnwise.memory.conversation.codec import to_json
-from turnwise.memory.conversation.sessions import DEFAULT_USER
+from turnwise.console.elements.text import ago, json_text
 
 if TYPE_CHECKING:
     from turnwise.memory.conversation.marks import MarkedMessage
@@ -22,7 +20,7 @@ def search(
     store: Store,
     text: Annotated[str, typer.Argument(help='Words that all occur; "words in quotes" follow each other.')],
     *,
-    user: Annotated[str, typer.Option(help="The user whose sessions are searched.")] = DEFAULT_USER,
+    user: Annotated[str, typer.Option(help="The user whose sessions are searched.")] = "default",
     session: Annotated[str | None, typer.Option(help="Only in this session.")] = None,
     agent: OfAgent = None,
     mark: Annotated[str | None, typer.Option(help="Only messages that have a mark of this name.")] = None,
@@ -61,7 +59,7 @@ def _row(hit: SearchHit, now: float) -> list[Cell]:
 def marks(
     store: Store,
     *,
-    user: Annotated[str, typer.Option(help="The user whose messages have the marks.")] = DEFAULT_USER,
+    user: Annotated[str, typer.Option(help="The user whose messages have the marks.")] = "default",
     name: Annotated[str | None, typer.Option(help="Only marks of this name.")] = None,
     session: Annotated[str | None, typer.Option(help="Only marks of this session's messages.")] = None,
     limit: Limit = 50,
@@ -91,5 +89,5 @@ async def _marks(store: str, user: str, query: dict[str, Any], as_json: bool) ->
 
 def _mark_row(marked: MarkedMessage, now: float) -> list[Cell]:
     mark = marked.mark
-    value = mark.value if isinstance(mark.value, str) else to_json(mark.value)
+    value = mark.value if isinstance(mark.value, str) else json_text(mark.value)
     return [marked.id, mark.name, value or "", mark.by or "", ago(mark.at, now)]

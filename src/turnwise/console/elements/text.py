@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.values.plain_text import plain
+
+if TYPE_CHECKING:
+    from turnwise.memory.conversation.usage import Usage
 
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 

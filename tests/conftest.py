@@ -153,9 +153,8 @@ def pytest_collection(session: pytest.Session) -> bool | None:
     if not _files:
         session.perform_collect(genitems=False)
         places = {path: place for place, path in enumerate(session.config.args)}
-        _files[:] = sorted(
-            (file for file in _files if str(file.path) in places), key=lambda file: places[str(file.path)]
-        )
+        once = {str(file.path): file for file in _files}  # pytest makes some files twice
+        _files[:] = sorted((once[path] for path in once.keys() & places), key=lambda file: places[str(file.path)])
     else:
         session.items = [*session.genitems(_files.pop(0))]
         says_how_many = manager.get_plugin("terminalreporter")

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from turnwise.memory.values.collection_pauses import importing
-
 
 def exports(module: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of a public module, by the stub beside its file."""
@@ -22,6 +20,8 @@ def exports(module: str, file: str) -> tuple[Callable[[str], object], Callable[[
         if name not in lookup:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         home, its_name = lookup[name]
+        from turnwise.memory.values.collection_pauses import importing
+
         with importing(home):
             owner = import_module(home)
         return getattr(owner, its_name) if hasattr(owner, its_name) else import_module(f"{home}.{its_name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,7 +10,7 @@ import typer
 
 from turnwise.cli.common import AsJson, Cursor, Limit, OfAgent, Store, reading, run
 from turnwise.cli.output import Cell, Column, note, print_json, print_table
-from turnwise.console.elements.text import ago, json_text
+from turnwise.console.elements.text import ago
 
 if TYPE_CHECKING:
     from turnwise.memory.conversation.marks import MarkedMessage
@@ -89,5 +90,7 @@ async def _marks(store: str, user: str, query: dict[str, Any], as_json: bool) ->
 
 def _mark_row(marked: MarkedMessage, now: float) -> list[Cell]:
     mark = marked.mark
-    value = mark.value if isinstance(mark.value, str) else json_text(mark.value)
+    value = (
+        mark.value if isinstance(mark.value, str) else json.dumps(mark.value, ensure_ascii=False, separators=(",", ":"))
+    )
     return [marked.id, mark.name, value or "", mark.by or "", ago(mark.at, now)]

@@ -73,7 +73,9 @@ async def test_no_route_reaches_a_session_or_a_run_of_another_user(tmp_path: Pat
             body = {**example, "call_id": call_id} if "call_id" in (example or {}) else example
             answers = []
             for session, run in (("anns", run_id), ("nobodys", "nothing")):
-                place = pattern.format(session_id=session, run_id=run, item_id=item, place="0:0", key="tea")
+                place = pattern.format(
+                    session_id=session, run_id=run, item_id=item, place="0:0", key="tea", cursor="0:0", name="thumb"
+                )
                 answer = await client.request(method, place, json=body, headers=BOB)
                 answers.append(answer.text.replace(session, "...").replace(run, "..."))
                 assert answer.status_code == 404, (method, place, answer.text)

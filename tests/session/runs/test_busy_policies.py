@@ -172,7 +172,7 @@ async def test_runs_that_wait_become_one_turn_and_all_handles_lead_to_it() -> No
     lines: list[str] = []
     await export_session(store, SessionKey(SESSION), lines.append)
     copy = await import_session(store, lines, session_id="copy")
-    await check_session(store, copy.session_id)
+    await check_session(store, copy.session_id, imported=True)
     copied = {run.turn_index: run.leads_to for run in await store.runs(SessionKey("copy"))}
     ended = await SessionReads(StoredSource(SessionKey("copy"), store, None)).wait(
         next(run_id for run_id in copied.values() if run_id)

@@ -187,7 +187,7 @@ def test_a_memory_comes_back_with_a_large_handbook_after_its_program_ended(ends:
     name = MemoryActorProcess(handbook(), "large-packed").actor_name
     actor = ends.get_actor(name, namespace="large-packed")
     request = pickle.dumps(("recall", (Scope(user_id="ada"), "rule 7"), {"limit": 3, "types": None, "as_of": None}))
-    before = pickle.loads(ends.get(actor.call.remote(request), timeout=BACK_S))
+    before, _ = pickle.loads(ends.get(actor.call.remote(request), timeout=BACK_S))
     ends.kill(actor, no_restart=False)
-    after = pickle.loads(ends.get(actor.call.remote(request), timeout=BACK_S))
+    after, _ = pickle.loads(ends.get(actor.call.remote(request), timeout=BACK_S))
     assert [item.text for item in after] == [item.text for item in before] != []

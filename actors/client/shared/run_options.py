@@ -39,12 +39,10 @@ _LARGE = 50
 """The most values of the schema of an answer that is checked on the caller's event loop."""
 
 
-class LaterRunOptions(TypedDict, total=False):
-    """The options of runs that `Session.schedule` may set; `Session.run` describes them. All may be omitted."""
+class AnswerOptions(TypedDict, total=False):
+    """How a run answers, which `Session.run` describes. All may be omitted."""
 
     parent: str | None
-    if_busy: IfBusy
-    debounce_s: float | None
     timeout_s: float | None
     labels: Mapping[str, str] | None
     memory: MemoryUse | bool | None
@@ -54,6 +52,13 @@ class LaterRunOptions(TypedDict, total=False):
     output_retries: int
     instructions: str | None
     tools: Sequence[Tool] | None
+
+
+class LaterRunOptions(AnswerOptions, total=False):
+    """The options of runs that `Session.schedule` may set; `Session.run` describes them. All may be omitted."""
+
+    if_busy: IfBusy
+    debounce_s: float | None
 
 
 class RunOptions(LaterRunOptions, total=False):
@@ -64,22 +69,12 @@ class RunOptions(LaterRunOptions, total=False):
     on_event: EventSink | None
 
 
-class RerunOptions(TypedDict, total=False):
+class RerunOptions(AnswerOptions, total=False):
     """The options of `Session.rerun`: those of `Session.run`, which describes them, but for what a busy session does.
 
     All may be omitted.
     """
 
-    parent: str | None
-    timeout_s: float | None
-    labels: Mapping[str, str] | None
-    memory: MemoryUse | bool | None
-    model: str | None
-    params: ModelParams | None
-    output: type[Any] | Mapping[str, Any] | None
-    output_retries: int
-    instructions: str | None
-    tools: Sequence[Tool] | None
     turn_id: str | None
     idempotency_key: str | None
     on_event: EventSink | None

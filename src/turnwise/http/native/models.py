@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -298,15 +298,49 @@ class RunTool(Body):
         return external_tool(self.name, self.description, plain)
 
 
-class LaterRunOptions(Body):
-    """What to run and how, as a run that begins now and a schedule have it."""
+class AnswerOptions(Body):
+    """How a run answers."""
 
     bounds: ClassVar[Bounds] = {**PROMPT_BOUNDS, "tools": ("MAX_TOOLS", MAX_TOOLS), "labels": ("MAX_NAMES", MAX_NAMES)}
 
-    prompt: TextOrBlocks | None = None
-    """If omitted, the prompts that were appended are run, or `instructions` alone."""
     parent: str | None = None
     """The run on whose behalf this one is started."""
+    timeout_s: float | None = None
+    """The run fails after so many seconds."""
+    labels: dict[str, str] | None = None
+    """Kept with the run."""
+    memory: MemoryUse | bool | None = None
+    """Whether it recalls from long-term memory, and whether its turn is saved there; as the session by default."""
+    model: str | None = None
+    """The model that answers."""
+    params: JsonObject | None = None
+    """Model parameters, such as `temperature`; null removes the session's."""
+    output: JsonObject | None = None
+    """The JSON schema of an object with which the model is to answer."""
+    output_retries: Annotated[int, Field(ge=0, le=MAX_RETRIES)] = 2
+    """How often an answer that does not fit is returned to the model."""
+    instructions: str | None = None
+    """A system prompt for this run alone."""
+    tools: list[RunTool] | None = None
+    """Tools for this run alone; results of their calls come by `/v1/runs/{run_id}/provide`."""
+
+    async def options(self) -> dict[str, Any]:
+        """Return the options of the run. Tools are checked by a thread, since that may take long.
+
+        Raises:
+            InvalidInputError: the schema of a tool cannot be used.
+        """
+        checked = None
+        if self.tools is not None:
+            checked = await asyncio.to_thread(lambda tools: [tool.as_tool() for tool in tools], self.tools)
+        return {name: getattr(self, name) for name in _RUN_OPTIONS if hasattr(self, name)} | {"tools": checked}
+
+
+class LaterRunOptions(AnswerOptions):
+    """What to run and how, as a run that begins now and a schedule have it."""
+
+    prompt: TextOrBlocks | None = None
+    """If omitted, the prompts that were appended are run, or `instructions` alone."""
     if_busy: IfBusy = "reject"
     """While another run is active: answer 409; wait behind it; cancel it, or also remove its turn; `latest`: take the
     place of the runs that wait; `merge`: become one run with those that wait; `inject`: join the active run at its
@@ -314,47 +348,12 @@ class LaterRunOptions(Body):
     answer with the active run."""
     debounce_s: float | None = None
     """With `debounce`: how many seconds nobody must have added a prompt before the run begins."""
-    timeout_s: float | None = None
-    """The run fails after so many seconds."""
-    labels: dict[str, str] | None = None
-    """Kept with the run."""
-    memory: MemoryUse | bool | None = None
-    """Whether it recalls from long-term memory, and whether its turn is saved there; as the session by default."""
-    model: str | None = None
-    """The model that answers."""
-    params: JsonObject | None = None
-    """Model parameters, such as `temperature`; null removes the session's."""
-    output: JsonObject | None = None
-    """The JSON schema of an object with which the model is to answer."""
-    output_retries: Annotated[int, Field(ge=0, le=MAX_RETRIES)] = 2
-    """How often an answer that does not fit is returned to the model."""
-    instructions: str | None = None
-    """A system prompt for this run alone."""
-    tools: list[RunTool] | None = None
-    """Tools for this run alone; results of their calls come by `/v1/runs/{run_id}/provide`."""
-
-    async def options(self) -> dict[str, Any]:
-        """Return the options of the run; see `_options_of`."""
-        return await _options_of(self, self.tools)
 
 
-async def _options_of(body: Body, tools: Sequence[RunTool] | None) -> dict[str, Any]:
-    """Return the options of a run. Tools are checked by a thread, since that may take long.
-
-    Raises:
-        InvalidInputError: the schema of a tool cannot be used.
-    """
-    checked = None
-    if tools is not None:
-        checked = await asyncio.to_thread(lambda tools: [tool.as_tool() for tool in tools], tools)
-    return {name: getattr(body, name) for name in _RUN_OPTIONS if hasattr(body, name)} | {"tools": checked}
-
-
-class RerunOptions(Body):
+class RerunOptions(AnswerOptions):
     """Which turn to answer anew, and how."""
 
     model_config = example(at=3, prompt="Which museums are open on Sunday?")
-    bounds: ClassVar[Bounds] = LaterRunOptions.bounds
 
     prompt: TextOrBlocks | None = None
     """In place of the turn's own."""
@@ -362,30 +361,6 @@ class RerunOptions(Body):
     """The index of the turn; the last one that has ended if omitted."""
     turn_id: str | None = None
     """Your id of the new turn, unique in the session."""
-    parent: str | None = None
-    """The run on whose behalf this one is started."""
-    timeout_s: float | None = None
-    """The run fails after so many seconds."""
-    labels: dict[str, str] | None = None
-    """Kept with the run."""
-    memory: MemoryUse | bool | None = None
-    """Whether it recalls from long-term memory, and whether its turn is saved there; as the session by default."""
-    model: str | None = None
-    """The model that answers."""
-    params: JsonObject | None = None
-    """Model parameters, such as `temperature`; null removes the session's."""
-    output: JsonObject | None = None
-    """The JSON schema of an object with which the model is to answer."""
-    output_retries: Annotated[int, Field(ge=0, le=MAX_RETRIES)] = 2
-    """How often an answer that does not fit is returned to the model."""
-    instructions: str | None = None
-    """A system prompt for this run alone."""
-    tools: list[RunTool] | None = None
-    """Tools for this run alone; results of their calls come by `/v1/runs/{run_id}/provide`."""
-
-    async def options(self) -> dict[str, Any]:
-        """Return the options of the run; see `_options_of`."""
-        return await _options_of(self, self.tools)
 
 
 class ChooseVersion(Body):

@@ -92,8 +92,8 @@ class Titles:
             return
         try:
             self._spending.check_session(self._transactor.unbilled)
-            asked = await self._journal.blocks.read(turn.prompt)
-            prompts = "\n".join(block.text for block in asked if isinstance(block, User))
+            prompt_blocks = await self._journal.blocks.read(turn.prompt)
+            prompts = "\n".join(block.text for block in prompt_blocks if isinstance(block, User))
             answer = answer_text(await self._journal.blocks.read(turn.output))
             conversation = f"User: {prompts[:SHOWN_CHARS]}\n\nAssistant: {answer[:SHOWN_CHARS]}"
             request = [System(text=INSTRUCTIONS), User(text=conversation)]

@@ -131,8 +131,8 @@ def test_a_title_is_given_once_whatever_fails_or_dies() -> None:
             await session.run(prompt)
             await asyncio.sleep(60)
         await session.world.ask("transactor.activate")
-        title, told = await session.stored(), await session.titles()
-        assert (title, told) in [("Boats", ["Boats"]), (None, [])], (title, told)
+        title, event_titles = await session.stored(), await session.titles()
+        assert (title, event_titles) in [("Boats", ["Boats"]), (None, [])], (title, event_titles)
 
     exhaust(life)
 
@@ -163,9 +163,9 @@ def test_a_program_sees_the_title_in_lists_and_in_what_it_follows() -> None:
     with SessionManager("memory://", engine=FunctionEngine(answer), placement=InProcess(), config=config) as manager:
         session = manager.open("boats")
         session.run("Why do boats float?").wait()
-        (given,) = session.events(kinds=["title_changed"], wait_s=30)
-        assert isinstance(given, TitleChanged) and given.title == "Why boats float"
-        assert [found.title for found in manager.list(title="float")] == ["Why boats float"]
+        (change,) = session.events(kinds=["title_changed"], wait_s=30)
+        assert isinstance(change, TitleChanged) and change.title == "Why boats float"
+        assert [record.title for record in manager.list(title="float")] == ["Why boats float"]
         session.update(title="")
-        (removed,) = session.events(given.seq, kinds=["title_changed"])
+        (removed,) = session.events(change.seq, kinds=["title_changed"])
         assert isinstance(removed, TitleChanged) and removed.title is None and session.info().session.title is None

@@ -67,6 +67,11 @@ class Refused:
 
 
 @dataclass(frozen=True)
+class GaveUp:
+    """The answer to a call that was cancelled because it took as long as its caller waits."""
+
+
+@dataclass(frozen=True)
 class EngineWanted:
     """The session does not have the caller's engine: send it, then repeat the request."""
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Protocol, Unpack, cast, runtime_checkable
 
 from turnwise.actors.hosting.memory.batcher import Batcher
-from turnwise.actors.hosting.wire import Refused
+from turnwise.actors.hosting.wire import GaveUp, Refused
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.text_model import EngineModel
 from turnwise.errors import LongTermMemoryError, TurnwiseError
@@ -125,7 +125,8 @@ class MemoryHost:
     async def call(self, request: bytes) -> bytes:
         """Carry out a pickled verb with its arguments; return its answer, or `Refused`, and what models spent, pickled.
 
-        A request may say for how many seconds its caller waits. It is cancelled then, and what it does on threads ends.
+        A request may say for how many seconds its caller waits. It is cancelled then, what it does on threads ends, and
+        the answer is `GaveUp`.
         """
         verb, args, kwargs, *waits = pickle.loads(request)
         waits_s: float | None = waits[0] if waits else None
@@ -141,9 +142,7 @@ class MemoryHost:
             answer = Refused(error)
         except Exception as error:  # noqa: BLE001 - whatever a memory raises, its caller has to know
             reason = f"{type(error).__name__}: {error}"
-            if limit.expired():
-                reason = f"the memory has not answered within {waits_s:g} s"
-            answer = Refused(LongTermMemoryError(reason))
+            answer = GaveUp() if limit.expired() else Refused(LongTermMemoryError(reason))
         return pickle.dumps((answer, spent), pickle.HIGHEST_PROTOCOL)
 
     async def do_warm(self) -> None:

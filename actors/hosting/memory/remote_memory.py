@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Unpack, cast
 
 from turnwise.actors.hosting.runtime import MemoryProcess
-from turnwise.actors.hosting.wire import Refused
+from turnwise.actors.hosting.wire import GaveUp, Refused
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, LongTermMemoryError
@@ -174,15 +174,16 @@ class RemoteMemory:
         request = pickle.dumps((verb, args, kwargs, *until), pickle.HIGHEST_PROTOCOL)
         try:
             answer, spent = pickle.loads(await self._bounded(request, waits_s, is_recall))
+            for usage, model in spent:
+                bill_model_usage(usage, model)
+            if isinstance(answer, GaveUp):  # a busy caller may notice the end of its own time last
+                raise self._late(waits_s)
         except LongTermMemoryError:
             self._failures += 1
             if self._failures >= FAILURES:
                 self._rests_until = time.monotonic() + REST_S
             raise
-        # A refusal is an answer, too. That the host gave up is not: its time begins after this one, so it ends later.
-        self._failures = 0
-        for usage, model in spent:
-            bill_model_usage(usage, model)
+        self._failures = 0  # a refusal is an answer, too
         if isinstance(answer, Refused):
             raise answer.error
         return answer
@@ -192,7 +193,10 @@ class RemoteMemory:
             async with asyncio.timeout(timeout_s):
                 return await self.process.ask(request, is_recall=is_recall)
         except TimeoutError as error:
-            raise LongTermMemoryError(f"{self.name} has not answered within {timeout_s:g} s") from error
+            raise self._late(timeout_s) from error
+
+    def _late(self, timeout_s: float) -> LongTermMemoryError:
+        return LongTermMemoryError(f"{self.name} has not answered within {timeout_s:g} s")
 
 
 def equip(

@@ -336,8 +336,8 @@ class AnswerOptions(Body):
         return {name: getattr(self, name) for name in _RUN_OPTIONS if hasattr(self, name)} | {"tools": checked}
 
 
-class LaterRunOptions(AnswerOptions):
-    """What to run and how, as a run that begins now and a schedule have it."""
+class BeginOptions(Body):
+    """What to run, and what happens while another run is active: of a run that begins now, and of a schedule."""
 
     prompt: TextOrBlocks | None = None
     """If omitted, the prompts that were appended are run, or `instructions` alone."""
@@ -380,7 +380,7 @@ class VersionChosen(Shown):
     changed: bool
 
 
-class RunOptions(LaterRunOptions):
+class RunOptions(BeginOptions, AnswerOptions):
     """What to run, and how."""
 
     model_config = example(prompt="Which museums are open on Monday?", labels={"source": "web"}, timeout_s=120)
@@ -392,7 +392,7 @@ class RunOptions(LaterRunOptions):
 _RUN_OPTIONS = [name for name in RunOptions.model_fields if name not in ("prompt", "tools")]
 
 
-class RunOnce(LaterRunOptions):
+class RunOnce(BeginOptions, AnswerOptions):
     """What to run without a session, and how."""
 
     model_config = example(prompt="Translate 'museum' into Norwegian.")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema
 
 from turnwise.errors import InvalidInputError
-from turnwise.http.native.models import Body, LaterRunOptions, Shown, example
+from turnwise.http.native.models import AnswerOptions, BeginOptions, Body, Shown, example
 from turnwise.memory.conversation.blocks import AnyBlock
 from turnwise.memory.conversation.runs import IfBusy
 from turnwise.memory.deliveries.payload import read_run_payload
@@ -51,7 +51,7 @@ TIMES = list(_Times.model_fields)
 """The arguments of `Session.schedule` that say when."""
 
 
-class AddSchedule(_Times, LaterRunOptions):
+class AddSchedule(_Times, BeginOptions, AnswerOptions):
     """What to run later, when, and how. One of `at`, `after_s`, `every_s` and `cron` is needed."""
 
     model_config = example(prompt="What is new?", cron="0 9 * * MON-FRI", timezone="Europe/Lisbon", key="news")
@@ -67,7 +67,7 @@ class AddSchedule(_Times, LaterRunOptions):
     occurrence is left out; with `reject`, it is tried again until the session is free."""
 
 
-class ChangeSchedule(_Times, LaterRunOptions):
+class ChangeSchedule(_Times, BeginOptions, AnswerOptions):
     """What to change; what is omitted stays. A time replaces all that was said of times, and a prompt all options."""
 
     model_config = example(cron="30 8 * * *", timezone="Europe/Lisbon")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -63,7 +64,7 @@ def test_marks_race_what_takes_their_messages_away_and_none_is_lost_or_left_behi
             mark(dice.randrange(3), dice.randrange(2), name, dice.choice([1, "good", {"stars": 5}, None]))
             for name in ("ann", "bob", "eve", "zoe")
         ]
-        takers = [
+        takers: list[Callable[[], Coroutine[Any, Any, Any]]] = [
             partial(remove, dice.randrange(3)),
             partial(rerun, dice.randrange(3)),
             partial(attempt, lambda core: core.forgetting.clear(dice.randrange(3))),

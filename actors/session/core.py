@@ -39,6 +39,7 @@ from turnwise.actors.session.state.alarm import NO_ALARM, Alarm
 from turnwise.actors.session.state.journal import Journal
 from turnwise.actors.session.state.outbox import NO_OUTBOX, Outbox
 from turnwise.actors.session.state.ownership import Ownership
+from turnwise.actors.session.state.quota_book import QuotaBook
 from turnwise.actors.session.state.reads import LiveSource, SessionReads
 from turnwise.actors.session.state.session_tasks import SessionTasks
 from turnwise.actors.session.state.state import SessionState
@@ -91,6 +92,7 @@ class SessionCore:
         engine_id: str = "",
         alarm: Alarm = NO_ALARM,
         outbox: Outbox = NO_OUTBOX,
+        quotas: QuotaBook | None = None,
     ) -> None:
         self.session_id = key.session_id
         run_resources = RunResources(
@@ -101,7 +103,7 @@ class SessionCore:
         self.engines = engines = SessionEngines(run_resources, state, tasks, off_loop)
         progress, spending = SavingProgress(engines), Spending(state, engines)
         self.transactor = transactor = Transactor(
-            state, tasks, engines, progress, recover=self._recover, alarm=alarm, outbox=outbox
+            state, tasks, engines, progress, recover=self._recover, alarm=alarm, outbox=outbox, quotas=quotas
         )
         self.reads = SessionReads(LiveSource(state, transactor.loaded))
         bill = SideBill(spending, transactor)

@@ -45,8 +45,8 @@ class Quota(Record):
     """What may be used in each period: exactly one of `runs`, `tokens` and `cost`.
 
     Without a user and an agent it limits all sessions of the store together. With both it limits the sessions of that
-    user that are that agent's. `"*"` stands for each: `Quota(user_id="*", runs=100, per="day")` gives each user 100 runs
-    a day.
+    user that are that agent's. `"*"` stands for each: `Quota(user_id="*", runs=100, per="day")` gives each user 100
+    runs a day.
     """
 
     user_id: str | None = None

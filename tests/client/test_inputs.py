@@ -68,6 +68,7 @@ from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.longterm.retention.about import About, Mention
+from turnwise.memory.quotas.records import Quota
 from turnwise.memory.values.frozen_json import FrozenDict
 from turnwise.memory.values.ids import new_id
 from turnwise.memory.working.memory import WorkingMemory
@@ -111,6 +112,8 @@ VALID: dict[str, Any] = {
     "to_session": SESSION,
     "message": f"{SESSION}#0:0",
     "value": 1,
+    "quota": Quota(runs=1),
+    "quota_id": Quota(runs=1).quota_id,
 }
 """For each parameter that has to be given, a value that its verb takes."""
 

@@ -376,9 +376,10 @@ class Statements:
 
 
 def _period(dialect: sa.Dialect) -> tuple[sa.ColumnElement[Any], sa.ColumnElement[Any]]:
-    """Return expressions for when the present period of a quota begins and ends: by the server's clock, if there is one.
+    """Return expressions for when the present period of a quota begins and ends.
 
-    So all processes count in one period, whatever their own clocks say.
+    They are by the server's clock, if there is a server. So all processes count in one period, whatever their own
+    clocks say.
     """
     if dialect.name == "sqlite":
         return sa.bindparam("starts"), sa.bindparam("ends")

@@ -601,12 +601,12 @@ class SQLStore(SecureDeleteDatabase):
     async def set_quota(self, quota: Quota) -> None:
         check_quota(quota)
         await self._write_grouped(
-            lambda connection: self._change_quotas(connection, lambda old: with_quota(old, quota))
+            lambda connection: self._change_quotas(connection, lambda quotas: with_quota(quotas, quota))
         )
 
     async def remove_quota(self, quota_id: str) -> None:
         def remove(connection: sa.Connection) -> None:
-            self._change_quotas(connection, lambda old: without_quota(old, quota_id))
+            self._change_quotas(connection, lambda quotas: without_quota(quotas, quota_id))
             connection.execute(sa.delete(schema.counters).where(schema.counters.c.quota_id == quota_id))
 
         await self._write_grouped(remove)

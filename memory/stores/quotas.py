@@ -1,0 +1,35 @@
+"""Reads what is used of the quotas of a store."""
+
+from __future__ import annotations
+
+from turnwise.memory.quotas.records import EACH, Quota, QuotaCounters, QuotaUse, use_of
+from turnwise.memory.stores.base import SessionStore
+
+
+async def quota_uses(store: SessionStore, user_id: str | None, agent: str | None) -> list[QuotaUse]:
+    """Return the quotas that limit a user and an agent, by id, with what is used of them in the present period.
+
+    Args:
+        user_id: whose; None: all quotas, of which those of each user do not say what is used.
+        agent: likewise.
+    """
+    quotas = [quota for quota in await store.quotas() if _limits(quota, user_id, agent)]
+    uses: list[QuotaUse] = []
+    counters: dict[tuple[str, str], QuotaCounters] = {}
+    for quota in quotas:
+        place = _one(quota.user_id, user_id), _one(quota.agent, agent)
+        if place not in counters:
+            counters[place] = await store.quota_counters(*place)
+        uses.append(use_of(quota, counters[place], user_id, agent))
+    return uses
+
+
+def _limits(quota: Quota, user_id: str | None, agent: str | None) -> bool:
+    return (user_id is None or quota.user_id in (None, EACH, user_id)) and (
+        agent is None or quota.agent in (None, EACH, agent)
+    )
+
+
+def _one(of_quota: str | None, named: str | None) -> str:
+    """Return the user or the agent whose counter of a quota is read; empty for the counter of all."""
+    return (named if of_quota == EACH else of_quota) or ""

@@ -1,0 +1,213 @@
+"""Quotas hold, and their counters have what runs have used, whatever fails, dies, or happens at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from turnwise.actors.inference.function_engine import FunctionEngine
+from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.state.quota_book import MOST_AGE_S
+from turnwise.errors import QuotaExceededError
+from turnwise.memory.conversation.ledger import LedgerQuery
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.quotas.records import CounterKey, Quota, QuotaCounter
+from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.testing.exhaust import exhaust
+from turnwise.testing.faults import Faults
+from turnwise.testing.scripted_engine import ScriptedEngine
+from turnwise.testing.world import World
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+USER = "default"
+RUNS, TOKENS = Quota(runs=3, per="month"), Quota(user_id="*", tokens=10**9, per="month")
+
+
+async def slow(turn: Turn) -> str:
+    await asyncio.sleep(1.0)
+    return "an answer"
+
+
+async def begun(
+    store: Any, *session_ids: str, faults: Faults | None = None, clock: Any = None, engine: Any = None
+) -> list[World]:
+    """Return sessions of one store, each in a process of its own, whose quotas hold."""
+    worlds = [
+        World(
+            faults or Faults(remembers=True),
+            session_id=session_id,
+            store=store,
+            engine=engine or ScriptedEngine(["an answer"] * 99),
+            config=SessionConfig(cancel_grace_s=0.1, idle_s=1e9),
+            has_quotas=True,
+            **({"clock": clock} if clock else {}),
+        )
+        for session_id in session_ids or ("session",)
+    ]
+    for world in worlds:
+        await world.create()
+    return worlds
+
+
+async def used(store: Any, quota: Quota) -> int:
+    key = quota.counter_of(USER, None)
+    assert key
+    return (await store.quota_counters(USER, "")).of(quota, key).used
+
+
+async def answered(world: World, prompt: str) -> bool:
+    """Run a prompt to its end; return whether it was accepted."""
+    try:
+        await world.wait(await world.start(prompt))
+    except QuotaExceededError:
+        return False
+    return True
+
+
+async def check_counters(store: Any) -> None:
+    """Check that the counters have exactly the runs that were stored, and the tokens that the ledger has."""
+    runs = [run for session in await store.query(limit=99) for run in await store.runs(session.key)]
+    (spent,) = await store.ledger(LedgerQuery())
+    assert await used(store, RUNS) == len(runs) <= RUNS.limit
+    assert await used(store, TOKENS) == spent.usage.input_tokens + spent.usage.output_tokens
+
+
+def test_no_more_runs_are_stored_than_a_quota_allows_whatever_fails_or_dies() -> None:
+    """A lost answer counts nothing twice, and a kill counts nothing that is not stored."""
+
+    async def life(faults: Faults) -> None:
+        store = InMemoryStore(clock=asyncio.get_running_loop().time)
+        for quota in (RUNS, TOKENS):
+            await store.set_quota(quota)
+        (world,) = await begun(store, faults=faults)
+        accepted = [await answered(world, f"prompt {index}") for index in range(5)]
+        assert accepted == [True] * 3 + [False] * 2
+        await check_counters(store)
+        await world.audit()
+
+    assert exhaust(life).total() > 50
+
+
+def test_sessions_that_race_for_the_last_run_exceed_no_quota() -> None:
+    async def life(faults: Faults) -> None:
+        store = InMemoryStore(clock=asyncio.get_running_loop().time)
+        for quota in (RUNS, TOKENS):
+            await store.set_quota(quota)
+        worlds = await begun(store, "a", "b", "c", faults=faults)
+        accepted = await asyncio.gather(
+            *(answered(world, f"{world.session_id} 1") for world in worlds),
+            *(answered(world, f"{world.session_id} 2") for world in reversed(worlds)),
+            return_exceptions=True,
+        )
+        refused_as_busy = [error for error in accepted if isinstance(error, Exception)]
+        assert accepted.count(True) <= 3
+        assert accepted.count(True) + accepted.count(False) + len(refused_as_busy) == 6
+        await check_counters(store)
+
+    assert exhaust(life).total() > 50
+
+
+@pytest.mark.virtual_time
+async def test_a_turn_without_quotas_takes_no_statement_more() -> None:
+    store = InMemoryStore()
+    (world,) = await begun(store)
+    for index in range(20):
+        assert await answered(world, str(index))
+    passed = [point for point, _ in world.faults.passed if point.endswith("before")]
+    assert passed.count("store.quotas before") == 1 and passed.count("store.commit before") == 40
+    assert not (await store.quota_counters(USER, "")).counters
+
+
+@pytest.mark.virtual_time
+async def test_a_quota_that_another_process_sets_holds_after_some_seconds() -> None:
+    store = InMemoryStore()
+    (world,) = await begun(store)
+    assert await answered(world, "first")
+    await store.set_quota(Quota(runs=1, per="month"))
+    await asyncio.sleep(MOST_AGE_S + 1)
+    assert await answered(world, "second")
+    assert not await answered(world, "third")
+    await store.remove_quota(Quota(runs=1, per="month").quota_id)
+    await asyncio.sleep(MOST_AGE_S + 1)
+    assert await answered(world, "fourth")
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(("per", "length_s"), [("minute", 60), ("day", 86_400), ("month", 31 * 86_400)])
+async def test_a_quota_begins_anew_with_each_period(per: Any, length_s: int) -> None:
+    now = 1_798_761_599.5  # the last half second of December 2026
+    store = InMemoryStore(clock=lambda: now)
+    await store.set_quota(Quota(runs=1, per=per))
+    (world,) = await begun(store, clock=lambda: now)
+    assert await answered(world, "a")
+    with pytest.raises(QuotaExceededError, match="has used 1 of 1 runs") as info:
+        await world.start("b")
+    assert (info.value.resets_at, info.value.retry_after_s) == (1_798_761_600.0, 0.5)
+    now += 0.5
+    assert await answered(world, "c")
+    assert not await answered(world, "d")
+    now += length_s
+    assert await answered(world, "e")
+
+
+@pytest.mark.virtual_time
+async def test_a_clock_that_jumps_back_by_some_seconds_frees_nothing() -> None:
+    now = 1_798_761_600.0  # midnight
+    store = InMemoryStore(clock=lambda: now)
+    quota = Quota(runs=2, per="day")
+    await store.set_quota(quota)
+    (world,) = await begun(store, clock=lambda: now)
+    assert await answered(world, "a")
+    now -= 30
+    assert await answered(world, "b")
+    assert not await answered(world, "c")
+    now += 60
+    assert not await answered(world, "d")
+
+
+@pytest.mark.virtual_time
+async def test_a_clock_that_was_years_ahead_blocks_nobody_after_it_was_mended() -> None:
+    now = 1_798_761_600.0 + 3e8
+    store = InMemoryStore(clock=lambda: now)
+    await store.set_quota(Quota(runs=1, per="minute"))
+    (world,) = await begun(store, clock=lambda: now)
+    assert await answered(world, "a")
+    now -= 3e8
+    assert await answered(world, "b")
+    assert not await answered(world, "c")
+    now += 60
+    assert await answered(world, "d")
+
+
+@pytest.mark.virtual_time
+async def test_a_fork_counts_only_its_own_runs() -> None:
+    store = InMemoryStore()
+    for quota in (RUNS, TOKENS):
+        await store.set_quota(quota)
+    (world,) = await begun(store)
+    assert await answered(world, "a")
+    before = await used(store, TOKENS)
+    await world.fork("fork")
+    assert (await used(store, RUNS), await used(store, TOKENS)) == (1, before)
+
+
+@pytest.mark.virtual_time
+async def test_prompts_that_join_a_queued_run_are_no_runs() -> None:
+    store = InMemoryStore()
+    await store.set_quota(RUNS)
+    (world,) = await begun(store, engine=FunctionEngine(slow))
+    run_ids = [await world.start(str(index), if_busy="merge") for index in range(6)]
+    for run_id in run_ids:
+        await world.wait(run_id)
+    assert await used(store, RUNS) == 2
+
+
+def test_a_counter_of_an_earlier_period_counts_nothing() -> None:
+    counter = QuotaCounter(key=CounterKey("", "", "q"), starts=0, ends=60, used=5)
+    assert counter.used_at("minute", 59.9).used == 5
+    assert counter.used_at("minute", 60).used == 0
+    assert counter.used_at("minute", -1).used == 5  # a clock that was set back a little
+    assert counter.used_at("minute", -61).used == 0

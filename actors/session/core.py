@@ -30,6 +30,7 @@ from turnwise.actors.session.runs.agents import AgentCalls
 from turnwise.actors.session.runs.approvals import Approvals
 from turnwise.actors.session.runs.inbox import Inbox
 from turnwise.actors.session.runs.prompt_joining import PromptJoining
+from turnwise.actors.session.runs.quota_checks import QuotaChecks
 from turnwise.actors.session.runs.recovery import Recovery
 from turnwise.actors.session.runs.run_driver import RunDriver
 from turnwise.actors.session.runs.scheduling import Scheduling
@@ -116,6 +117,7 @@ class SessionCore:
         titles = Titles(state, transactor, engines, tasks, spending=spending, bill=bill)
         joining = PromptJoining(state, engines, spending)
         agents = AgentCalls(state, spending)
+        quota_checks = QuotaChecks(state, quotas)
         driver = RunDriver(
             state,
             transactor,
@@ -130,6 +132,7 @@ class SessionCore:
             progress=progress,
             agents=agents,
             titles=titles,
+            quotas=quota_checks,
         )
         self._recovery = Recovery(state, transactor, engines, driver, self.ingestion)
         self.versions = Versions(state, transactor)
@@ -142,6 +145,7 @@ class SessionCore:
             compaction=self.compaction,
             reads=self.reads,
             versions=self.versions,
+            quotas=quota_checks,
         )
         self.scheduling = Scheduling(state, transactor, engines, admission=self.admission, alarm=alarm)
         self.reminders = SessionReminders(state, self.scheduling)

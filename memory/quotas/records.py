@@ -6,7 +6,7 @@ Annotations are not postponed (PEP 563) in this module, since pydantic would eva
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple, get_args
@@ -21,11 +21,15 @@ from turnwise.memory.values.records import Record
 QuotaPeriod = Literal["minute", "day", "month"]
 """How long a quota counts before it begins anew: to the end of the minute, the day or the month, in UTC."""
 
-QuotaThen = Literal["refuse"]
-"""What happens to a run when a quota is used up. `refuse`: it is refused, with QuotaExceededError."""
+QuotaThen = Literal["refuse", "queue", "ask"]
+"""What happens to a run when a quota is used up. `refuse`: it is refused, with QuotaExceededError. `queue`: it is
+accepted, and begins in the next period. `ask`: it is accepted, and waits until somebody decides whether it may
+begin."""
 
 QuotaUnit = Literal["runs", "tokens", "cost"]
 """What a quota limits."""
+
+_CALL_PREFIX = "quota-"
 
 EACH = "*"
 """As the user or the agent of a quota: each of them has a count of its own."""
@@ -128,6 +132,16 @@ class Quota(Record):
 
 QUOTA_FIELDS = {quota_field.name for quota_field in fields(Quota)}
 """The names of all fields of a quota."""
+
+
+def call_id_of(quota_id: str) -> str:
+    """Return the id of the call by which a run asks to exceed a quota."""
+    return f"{_CALL_PREFIX}{quota_id}"
+
+
+def asked_quotas(call_ids: Iterable[str]) -> set[str]:
+    """Return the ids of the quotas that a run with these calls has asked to exceed."""
+    return {call_id.removeprefix(_CALL_PREFIX) for call_id in call_ids if call_id.startswith(_CALL_PREFIX)}
 
 
 def scope_of(user_id: str | None, agent: str | None) -> str:
@@ -251,12 +265,19 @@ def use_of(quota: Quota, counters: QuotaCounters, user_id: str | None, agent: st
 
 
 def counts_of(
-    quotas: Iterable[Quota], user_id: str, agent: str | None, *, admits: int, spent: Sequence[LedgerRow]
+    quotas: Iterable[Quota],
+    user_id: str,
+    agent: str | None,
+    *,
+    admits: int,
+    spent: Sequence[LedgerRow],
+    exceeds: Collection[str] = (),
 ) -> list[QuotaCount]:
     """Return what a commit of a session of this user and agent adds to counters.
 
     Args:
         admits: how many runs it accepts. With any, it is checked that no quota is used up.
+        exceeds: the ids of the quotas that may be used up.
         spent: what it adds to the ledger.
     """
     usage, counts = sum((row.usage for row in spent), Usage()), list[QuotaCount]()
@@ -264,7 +285,8 @@ def counts_of(
         if key := quota.counter_of(user_id, agent):
             amount = quota.amount(usage, admits)
             if amount or admits:
-                counts.append(QuotaCount(quota=quota, key=key, amount=amount, is_checked=bool(admits)))
+                is_checked = bool(admits) and quota.quota_id not in exceeds
+                counts.append(QuotaCount(quota=quota, key=key, amount=amount, is_checked=is_checked))
     return counts
 
 

@@ -1,4 +1,4 @@
-"""Reads what is used of the quotas of a store."""
+"""Reads what is used of the quotas of a store, and whether one is used up."""
 
 from __future__ import annotations
 
@@ -22,6 +22,21 @@ async def quota_uses(store: SessionStore, user_id: str | None, agent: str | None
             counters[place] = await store.quota_counters(*place)
         uses.append(use_of(quota, counters[place], user_id, agent))
     return uses
+
+
+async def check_quotas(store: SessionStore, user_id: str, agent: str | None) -> None:
+    """Raise if a quota is used up that refuses the runs of a user with an agent. Counts nothing.
+
+    Raises:
+        QuotaExceededError: one is.
+    """
+    keys = [(quota, quota.counter_of(user_id, agent)) for quota in await store.quotas() if quota.then == "refuse"]
+    if not any(key for _, key in keys):
+        return
+    counters = await store.quota_counters(user_id, agent or "")
+    for quota, key in keys:
+        if key and (counter := counters.of(quota, key)).used >= quota.most:
+            raise quota.exceeded(key, counter.used, counter.ends, counters.now)
 
 
 def _limits(quota: Quota, user_id: str | None, agent: str | None) -> bool:

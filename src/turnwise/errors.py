@@ -723,7 +723,7 @@ class ContextOverflowError(EngineError):
 
 
 class LimitError(EngineError):
-    """A run reached a limit; `code` is `step_limit` or `budget`."""
+    """A run reached a limit; `code` is `step_limit`, `budget` or `quota`."""
 
     message = "{why} ({code})"
     why: str

@@ -38,7 +38,7 @@ from turnwise.memory.deliveries.agent_calls import agent_asks, deliveries_of_end
 from turnwise.memory.deliveries.records import DeliveryChange
 from turnwise.memory.deliveries.webhooks import calls_of
 from turnwise.memory.growing_pauses import GrowingPauses
-from turnwise.memory.quotas.records import QuotaCount, counts_of
+from turnwise.memory.quotas.records import QuotaCount, asked_quotas, counts_of
 from turnwise.memory.stores.base import Activation, Commit
 from turnwise.memory.values.records import replace
 
@@ -249,7 +249,7 @@ class Transactor:
             next_index=self._journal.session.next_index,
         )
         spent = self._ledger_rows(runs, new_run)
-        counts = await self._counts(session, spent, new_run)
+        counts = await self._counts(session, spent, runs, new_run)
         numbered = self._journal.number(events)
         calls = await self._calls_of(numbered)
         bodies = [encode(block) for block in blocks] if encoded is None else encoded
@@ -343,14 +343,24 @@ class Transactor:
         return rows_of(spent, ended, self._journal.clock())
 
     async def _counts(
-        self, session: SessionRecord, spent: Sequence[LedgerRow], new_run: RunRecord | None
+        self, session: SessionRecord, spent: Sequence[LedgerRow], runs: Sequence[RunRecord], new_run: RunRecord | None
     ) -> list[QuotaCount]:
-        """Return what a commit adds to counters of quotas, if it accepts a run or spends something."""
-        admits = int(bool(new_run and new_run.is_open and new_run.says is None))
-        if self._quotas is None or not (admits or spent):
+        """Return what a commit adds to counters of quotas: for the run that it accepts, and for what was spent.
+
+        A run is accepted by the commit that stores it or, if it has waited for a quota, by the one that begins it.
+        """
+        if self._quotas is None:
             return []
-        quotas = await self._quotas.quotas()
-        return counts_of(quotas, session.user_id, session.agent, admits=admits, spent=spent) if quotas else []
+        waiting = {run.run_id for run in self._state.run_queue.queue if run.record.waits_for_quota}
+        accepted = [run for run in runs if run.state == "running" and run.run_id in waiting]
+        if new_run and new_run.is_open and new_run.says is None and not new_run.waits_for_quota:
+            accepted.append(new_run)
+        if not (accepted or spent):
+            return []
+        if not (quotas := await self._quotas.quotas()):
+            return []
+        exceeds = {quota_id for run in accepted for quota_id in asked_quotas(run.calls)}
+        return counts_of(quotas, session.user_id, session.agent, admits=len(accepted), spent=spent, exceeds=exceeds)
 
     def _begins(self, commit: Commit) -> frozenset[str]:
         """Return the runs that a commit makes active: those that it stores as running, but the active one."""

@@ -10,7 +10,9 @@ import pytest
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.state.quota_book import MOST_AGE_S
+from turnwise.engines import tool
 from turnwise.errors import QuotaExceededError
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.ledger import LedgerQuery
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.quotas.records import CounterKey, Quota, QuotaCounter
@@ -211,3 +213,91 @@ def test_a_counter_of_an_earlier_period_counts_nothing() -> None:
     assert counter.used_at("minute", 60).used == 0
     assert counter.used_at("minute", -1).used == 5  # a clock that was set back a little
     assert counter.used_at("minute", -61).used == 0
+
+
+@pytest.mark.virtual_time
+async def test_runs_that_a_quota_queues_begin_in_its_next_period_in_order() -> None:
+    store = InMemoryStore(clock=asyncio.get_running_loop().time)
+    await store.set_quota(Quota(runs=1, per="minute", then="queue"))
+    (world,) = await begun(store)
+    run_ids = [await world.start(name, if_busy="enqueue") for name in "abcd"]
+    assert await world.wait("a") == "completed"
+    waiting = await store.run("b")
+    assert (waiting.state, waiting.code, waiting.started_at) == ("queued", "quota", 60.0)
+    for minute, run_id in enumerate(run_ids):
+        assert await world.wait(run_id) == "completed"
+        assert (await store.run(run_id)).started_at // 60 == minute, run_id
+        assert (await store.run(run_id)).code is None
+
+
+@pytest.mark.virtual_time
+async def test_a_run_that_waits_for_a_quota_can_be_cancelled_and_is_not_counted() -> None:
+    store = InMemoryStore(clock=asyncio.get_running_loop().time)
+    await store.set_quota(Quota(runs=1, per="day", then="queue"))
+    (world,) = await begun(store)
+    assert await answered(world, "a")
+    await world.start("b")
+    assert await world.cancel("b")
+    assert (await store.run("b")).code is None
+    assert (await used(store, Quota(runs=1, per="day"))) == 1
+
+
+def test_runs_that_quotas_queue_survive_kills_and_never_exceed_the_quota() -> None:
+    quota = Quota(runs=1, per="minute", then="queue")
+
+    async def life(faults: Faults) -> None:
+        store = InMemoryStore(clock=asyncio.get_running_loop().time)
+        await store.set_quota(quota)
+        worlds = await begun(store, "a", "b", faults=faults)
+        prompts = [(world, f"{world.session_id} {index}") for index in range(2) for world in worlds]
+        run_ids = [(world, await world.start(prompt, if_busy="enqueue")) for world, prompt in prompts]
+        for world, run_id in run_ids:
+            await world.wait(run_id)
+        runs = [await store.run(run_id) for _, run_id in run_ids]
+        minutes = [run.started_at // 60 for run in runs if run.started_at]
+        assert len(set(minutes)) == len(minutes), minutes
+        for world in worlds:
+            await world.audit()
+
+    assert exhaust(life).total() > 50
+
+
+@pytest.mark.virtual_time
+async def test_a_run_over_a_quota_that_asks_begins_once_somebody_approves() -> None:
+    store = InMemoryStore()
+    quota = Quota(runs=1, per="month", then="ask")
+    await store.set_quota(quota)
+    (world,) = await begun(store)
+    assert await answered(world, "a")
+    for name, verdict, state in (("b", "approved", "completed"), ("c", "rejected", "failed")):
+        await world.start(name)
+        outcome = await world.ask("reads.wait", name, until="settled")
+        assert outcome.run.state == "awaiting_approval"
+        (call_id,) = outcome.run.calls
+        assert call_id == f"quota-{quota.quota_id}"
+        await world.decide(name, call_id, ApprovalDecision(verdict=verdict))
+        assert await world.wait(name) == state
+    assert (await store.run("c")).code == "quota"
+    assert await used(store, quota) == 3
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("then", ["refuse", "queue", "ask"])
+async def test_a_run_is_held_by_a_quota_of_tokens_before_its_next_call_of_the_model(then: Any) -> None:
+    store = InMemoryStore()
+    await store.set_quota(Quota(tokens=1, per="month", then=then))
+    dig = tool(lambda: "nothing", name="dig", description="Digs.")
+    (world,) = await begun(store, engine=ScriptedEngine([[("dig", {})], "found"], tools=[dig]))
+    await world.start("a")
+    outcome = await world.ask("reads.wait", "a", until="settled")
+    if then == "refuse":
+        assert (outcome.run.state, outcome.run.code) == ("failed", "quota")
+        assert "has used" in outcome.run.why and outcome.turn.blocks[-1].text == "nothing"  # what it did is kept
+    elif then == "queue":
+        assert outcome.run.state == "completed"
+    else:
+        (call_id,) = [name for name in outcome.run.calls if name.startswith("quota-")]
+        await world.decide("a", call_id, ApprovalDecision(verdict="approved"))
+        assert await world.wait("a") == "completed"
+    calls = 1 if then == "refuse" else 2
+    assert (await store.run("a")).usage.calls == calls

@@ -443,7 +443,8 @@ class RedisStore(RedisDatabase):
         counters: list[QuotaCounter] = []
         for quota_id, name, text in rows:
             starts, ends, used = map(int, text.split())
-            key = CounterKey(*json.loads(name), _decoded(quota_id))
+            user, own_agent = json.loads(name)
+            key = CounterKey(user, own_agent, _decoded(quota_id))
             counters.append(QuotaCounter(key=key, starts=starts, ends=ends, used=used))
         return QuotaCounters(counters, float(now))
 

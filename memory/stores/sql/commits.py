@@ -224,7 +224,7 @@ class CommitWriter:
             if commit.wipes:
                 self._texts.wipe(cursor, commit.key)
         counts = sorted((count for commit in group for count in commit.counts), key=attrgetter("key"))
-        counters = cursor.connection.cursor() if counts else None
+        counters: Any = cursor.connection.cursor() if counts else None
         if counts:
             counters.executemany(self._count.text, [count.row for count in counts])
         return compared, counters

@@ -345,7 +345,8 @@ class Statements:
     def _add_counters(self, statement: Any, dialect: sa.Dialect) -> None:
         counters, bind = schema.counters, sa.bindparam
         starts, ends = _period(dialect)
-        row = {"user_id": bind("user_id"), "agent": bind("agent"), "quota_id": bind("quota_id"), "used": bind("amount")}
+        names = {"user_id": "user_id", "agent": "agent", "quota_id": "quota_id", "used": "amount"}
+        row: dict[str, Any] = {column: bind(name) for column, name in names.items()}
         insert = insert_into(counters, dialect).values(**row, starts=starts, ends=ends)
         one, new = counters.c, insert.excluded
         is_same = one.starts.between(new.starts, new.ends)  # see QuotaCounter.is_of
@@ -362,7 +363,7 @@ class Statements:
                 where=most.is_(None) | ~is_same | (one.used < most),
             )
         )
-        empty = sa.literal_column("''")
+        empty: Any = sa.literal_column("''")
         self.counters = statement(
             sa.select(counters).where(one.user_id.in_([empty, bind("user_id")]), one.agent.in_([empty, bind("agent")]))
         )

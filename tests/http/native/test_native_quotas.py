@@ -64,8 +64,9 @@ async def test_operators_set_quotas_and_users_see_what_they_have_used(tmp_path: 
         for body in ({}, {"runs": 1, "tokens": 1}, {"runs": 0}, {"runs": 1, "per": "hour"}, {"runs": 1, "extra": 1}):
             assert (await client.put(QUOTAS, json=body, headers=ROOT)).status_code == 422, body
         each = Quota(user_id="*", runs=5, per="month").quota_id
-        for body in ({"user": "*", "runs": 4, "per": "month"}, {"user": "*", "runs": 5, "per": "month"}):
-            shown = (await client.put(QUOTAS, json=body, headers=ROOT)).json()
+        for runs in (4, 5):
+            await client.put(QUOTAS, json={"user": "*", "runs": runs, "per": "month"}, headers=ROOT)
+        shown = (await client.put(QUOTAS, json={"user": "*", "runs": 5, "per": "month"}, headers=ROOT)).json()
         assert (shown["id"], shown["limit"], shown["limits"]) == (each, 5, "runs") and "used" not in shown
         await client.put(QUOTAS, json={"user": "bob", "cost": 2.5, "then": "queue"}, headers=ROOT)
         await client.post("/openai/v1/responses", json=response("hi")[1])
@@ -85,8 +86,8 @@ async def test_only_an_operator_lets_a_run_exceed_a_quota(tmp_path: Path) -> Non
     async with in_process(tmp_path) as client:
         await client.put(QUOTAS, json={"user": "ann", "runs": 1, "per": "month", "then": "ask"}, headers=ROOT)
         await client.post("/v1/sessions", json={"id": "chat"})
-        for prompt in ("a", "b"):
-            run = (await client.post("/v1/sessions/chat/runs?wait_s=60", json={"prompt": prompt})).json()
+        await client.post("/v1/sessions/chat/runs?wait_s=60", json={"prompt": "a"})
+        run = (await client.post("/v1/sessions/chat/runs?wait_s=60", json={"prompt": "b"})).json()
         path = f"/v1/runs/{run['id']}"
         (call,) = (await client.get(f"{path}/pending")).json()["items"]
         assert call["call_id"] == f"quota-{Quota(user_id='ann', runs=1, per='month').quota_id}"

@@ -12,10 +12,10 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.state.quota_book import MOST_AGE_S
 from turnwise.engines import tool
 from turnwise.errors import QuotaExceededError
-from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, Verdict
 from turnwise.memory.conversation.ledger import LedgerQuery
 from turnwise.memory.conversation.turns import Turn
-from turnwise.memory.quotas.records import CounterKey, Quota, QuotaCounter
+from turnwise.memory.quotas.records import CounterKey, Quota, QuotaCounter, QuotaCounters
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing.exhaust import exhaust
 from turnwise.testing.faults import Faults
@@ -55,9 +55,9 @@ async def begun(
 
 
 async def used(store: Any, quota: Quota) -> int:
-    key = quota.counter_of(USER, None)
-    assert key
-    return (await store.quota_counters(USER, "")).of(quota, key).used
+    (key,) = filter(None, [quota.counter_of(USER, None)])
+    counters: QuotaCounters = await store.quota_counters(USER, "")
+    return counters.of(quota, key).used
 
 
 async def answered(world: World, prompt: str) -> bool:
@@ -226,7 +226,8 @@ async def test_runs_that_a_quota_queues_begin_in_its_next_period_in_order() -> N
     assert (waiting.state, waiting.code, waiting.started_at) == ("queued", "quota", 60.0)
     for minute, run_id in enumerate(run_ids):
         assert await world.wait(run_id) == "completed"
-        assert (await store.run(run_id)).started_at // 60 == minute, run_id
+        started_at = (await store.run(run_id)).started_at
+        assert started_at is not None and started_at // 60 == minute, run_id
         assert (await store.run(run_id)).code is None
 
 
@@ -269,7 +270,8 @@ async def test_a_run_over_a_quota_that_asks_begins_once_somebody_approves() -> N
     await store.set_quota(quota)
     (world,) = await begun(store)
     assert await answered(world, "a")
-    for name, verdict, state in (("b", "approved", "completed"), ("c", "rejected", "failed")):
+    cases: list[tuple[str, Verdict, str]] = [("b", "approved", "completed"), ("c", "rejected", "failed")]
+    for name, verdict, state in cases:
         await world.start(name)
         outcome = await world.ask("reads.wait", name, until="settled")
         assert outcome.run.state == "awaiting_approval"
@@ -300,4 +302,5 @@ async def test_a_run_is_held_by_a_quota_of_tokens_before_its_next_call_of_the_mo
         await world.decide("a", call_id, ApprovalDecision(verdict="approved"))
         assert await world.wait("a") == "completed"
     calls = 1 if then == "refuse" else 2
-    assert (await store.run("a")).usage.calls == calls
+    usage = (await store.run("a")).usage
+    assert usage and usage.calls == calls

@@ -76,6 +76,7 @@ from turnwise.errors import (
     SessionExistsError,
     SessionNotFoundError,
     SessionOwnerError,
+    TurnwiseError,
     shown,
 )
 from turnwise.memory.archive.expiry import Swept
@@ -102,7 +103,7 @@ from turnwise.memory.stores.base import NO_CALLER, Page, SessionOrder
 from turnwise.memory.stores.encrypted.records import check_session, is_sealed
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.marks import count_marks_of, find_marks
-from turnwise.memory.stores.quotas import quota_uses
+from turnwise.memory.stores.quotas import count_run, quota_uses, take_back
 from turnwise.memory.stores.reading import page_of_deliveries
 from turnwise.memory.stores.search.finding import SearchHit, SearchOrder, find_messages
 from turnwise.memory.stores.search.query import parse_query
@@ -434,7 +435,9 @@ class AsyncSessionManager:
 
         It has a session of its own in the memory of the Ray cluster. The handle waits, streams and cancels as any
         other, from any process; a minute after the run has ended it may be gone, and then its methods raise
-        SessionNotFoundError. The run is lost with its process or its node. It is in no list of this manager.
+        SessionNotFoundError. The run is lost with its process or its node. It is in no list of this manager. Quotas
+        count it as a run, and refuse it once they are used up, whatever they do with others; they do not count what it
+        spends.
 
         Args:
             prompts: what the model is given.
@@ -445,10 +448,16 @@ class AsyncSessionManager:
             options: see `Session.run`.
 
         Raises:
+            QuotaExceededError: a quota is used up; nothing was started.
             InvalidInputError, EmptyTurnError, InvalidPromptError: nothing was started; see `Session.run`.
         """
         client, session = await self._open_once(user_id, agent, metadata, engine)
-        return await AsyncSession(client, SessionRef.of(session), agent).run(*prompts, **options)
+        counts = await self._store.run(lambda store: count_run(store, session.user_id, agent))
+        try:
+            return await AsyncSession(client, SessionRef.of(session), agent).run(*prompts, **options)
+        except TurnwiseError:
+            await self._store.run(lambda store: take_back(store, counts))
+            raise
 
     @checked(user_id=UserId | None, agent=AgentName | None, engine=EngineName | None)
     async def _open_once(

@@ -595,6 +595,13 @@ class SessionStore(Protocol):
             QuotaNotFoundError: the store has no quota with this id.
         """
 
+    async def use_quotas(self, counts: Sequence[QuotaCount]) -> None:
+        """Add to counters of quotas, all or none, as a commit does: for a run of which nothing is stored.
+
+        Raises:
+            QuotaExceededError: a checked count finds its quota used up; nothing is written.
+        """
+
     async def quota_counters(self, user_id: str, agent: str) -> QuotaCounters:
         """Return the counters whose user is this one or empty, and whose agent is this one or empty, and the time.
 

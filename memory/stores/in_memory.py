@@ -35,7 +35,15 @@ from turnwise.memory.conversation.spans import Seen, Span, Spans, subtract, unio
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange, check_delivery
 from turnwise.memory.deliveries.webhooks import WebhookRecord
-from turnwise.memory.quotas.records import CounterKey, Quota, QuotaCounter, QuotaCounters, with_quota, without_quota
+from turnwise.memory.quotas.records import (
+    CounterKey,
+    Quota,
+    QuotaCount,
+    QuotaCounter,
+    QuotaCounters,
+    with_quota,
+    without_quota,
+)
 from turnwise.memory.stores.base import (
     NO_CALLER,
     Activation,
@@ -242,9 +250,7 @@ class InMemoryStore(LocalClock):
         runs = {run.run_id: run for run in commit.runs if run.run_id in row.runs or run.run_id in new}
         keys = {event.key: event for event in events.values() if event.key is not None}
         spent = [(key_in(row.session, ledger_row), numbers_of(ledger_row)) for ledger_row in commit.spent]
-        counters, now = dict[CounterKey, QuotaCounter](), self._clock()
-        for count in commit.counts:
-            counters[count.key] = count.added(counters.get(count.key) or self._counters.get(count.key), now)
+        counters = self._counted(commit.counts)
         row.session = replace(row.session, **{name: getattr(session, name) for name in SESSION_CHANGES})
         self._counters.update(counters)
         log.update(cleared | blocks)
@@ -476,6 +482,17 @@ class InMemoryStore(LocalClock):
         self._check_open()
         self._quotas = without_quota(self._quotas, quota_id)
         self._counters = {key: counter for key, counter in self._counters.items() if key.quota_id != quota_id}
+
+    async def use_quotas(self, counts: Sequence[QuotaCount]) -> None:
+        self._check_open()
+        self._counters.update(self._counted(counts))
+
+    def _counted(self, counts: Sequence[QuotaCount]) -> dict[CounterKey, QuotaCounter]:
+        """Return the counters that a commit changes, as they are after it."""
+        counters, now = dict[CounterKey, QuotaCounter](), self._clock()
+        for count in counts:
+            counters[count.key] = count.added(counters.get(count.key) or self._counters.get(count.key), now)
+        return counters
 
     async def quota_counters(self, user_id: str, agent: str) -> QuotaCounters:
         self._check_open()

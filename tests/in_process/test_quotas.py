@@ -172,3 +172,15 @@ async def test_runs_at_the_same_time_exceed_no_quota(store_url: str) -> None:
         refused = [outcome for outcome in outcomes if isinstance(outcome, QuotaExceededError)]
         assert (len(outcomes), len(refused)) == (30, 23)
         assert [use.used for use in await manager.quotas()] == [7]
+
+
+def test_a_run_of_which_nothing_is_stored_is_counted_and_refused() -> None:
+    with a_manager() as manager:
+        manager.set_quota(Quota(user_id="*", runs=1, per="month", then="queue"))
+        with pytest.raises(InvalidInputError):
+            manager.run_once(" ", user_id="ann")
+        assert [use.used for use in manager.quotas(user_id="ann")] == [0]
+        manager.run_once("hello", user_id="ann").wait()
+        assert [use.used for use in manager.quotas(user_id="ann")] == [1]
+        with pytest.raises(QuotaExceededError, match="user 'ann' has used 1 of 1 runs"):
+            manager.run_once("again", user_id="ann")

@@ -124,6 +124,22 @@ async def check_commits_at_the_same_time_exceed_no_quota(store: SessionStore, ot
 
 
 @_law
+async def check_quotas_are_used_without_a_session(store: SessionStore, other: SessionStore) -> None:
+    """All counts of a call are added or none; of many at once, no more than the quota allows."""
+    quota, tokens = Quota(runs=5, per="month"), Quota(user_id="*", tokens=100, per="month")
+    await store.use_quotas([])
+    await store.use_quotas([a_count(tokens, amount=7)])
+    calls = [[a_count(tokens, amount=1), a_count(quota, is_checked=True)] for _ in range(12)]
+    verbs = [(store, other)[index % 2].use_quotas(counts) for index, counts in enumerate(calls)]
+    outcomes = await asyncio.gather(*verbs, return_exceptions=True)
+    refused = [outcome for outcome in outcomes if isinstance(outcome, QuotaExceededError)]
+    equal((outcomes.count(None), len(refused)), (5, 7), f"calls and refusals of {outcomes}")
+    equal((refused[0].quota_id, refused[0].used), (quota.quota_id, 5), "the error")
+    await _check_used(store, quota, 5)
+    await _check_used(other, tokens, 12)
+
+
+@_law
 async def check_counters_are_apart_by_user_and_agent(store: SessionStore, other: SessionStore) -> None:
     """Where the quota says so. Forgetting a user, and removing a quota, delete the counters that are theirs alone."""
     each, both, everything = Quota(user_id="*", runs=9), Quota(user_id="*", agent="*", runs=9), Quota(runs=9)

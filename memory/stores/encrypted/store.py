@@ -15,7 +15,7 @@ from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
 from turnwise.memory.deliveries.webhooks import WebhookRecord, check_webhook
-from turnwise.memory.quotas.records import Quota, QuotaCounters
+from turnwise.memory.quotas.records import Quota, QuotaCount, QuotaCounters
 from turnwise.memory.stores.base import Activation, Commit, DeliveryLease, Page, SessionOrder, SessionStore
 from turnwise.memory.stores.encrypted.keys import KeyRing, Unsealing
 from turnwise.memory.stores.encrypted.records import (
@@ -265,6 +265,9 @@ class EncryptedStore(Shared):
 
     async def remove_quota(self, quota_id: str) -> None:
         await self._inner.remove_quota(quota_id)
+
+    async def use_quotas(self, counts: Sequence[QuotaCount]) -> None:
+        await self._inner.use_quotas(counts)
 
     async def quota_counters(self, user_id: str, agent: str) -> QuotaCounters:
         return await self._inner.quota_counters(user_id, agent)

@@ -316,6 +316,32 @@ local function counted(count, counters, time)
   return counters[place]
 end
 
+-- The counters after all counts, by quota and field; or nil and the answer that refuses them.
+local function all_counted(counts)
+  local counters, time = {}, now()
+  for index, count in ipairs(counts) do
+    local counter, used, ends = counted(count, counters, time)
+    if not counter then
+      return nil, {'', index, string.format('%.0f', used), string.format('%.0f', ends), time}
+    end
+  end
+  return counters
+end
+
+local function count_keys(counts, hashes, sets)
+  for _, count in ipairs(counts) do
+    hashes[#hashes + 1] = counter_hash(count[1])
+    sets[#sets + 1] = base .. ':counters'
+  end
+end
+
+local function store_counters(counts, counters)
+  for _, count in ipairs(counts) do
+    redis.call('HSET', counter_hash(count[1]), count[2], counters[count[1] .. count[2]])
+    redis.call('ZADD', base .. ':counters', 0, count[1])
+  end
+end
+
 local found_version = redis.call('HGET', meta, 'version')
 if found_version and found_version ~= VERSION then return {'version', found_version} end
 """

@@ -48,6 +48,7 @@ from turnwise.memory.quotas.records import (
     QUOTA_FIELDS,
     CounterKey,
     Quota,
+    QuotaCount,
     QuotaCounter,
     QuotaCounters,
     check_quota,
@@ -238,20 +239,9 @@ class RedisStore(RedisDatabase):
                         if number
                     ]
                 ),
-                *_rows(
-                    [
-                        (
-                            *(count.key.quota_id, _counter_name(count.key.user_id, count.key.agent)),
-                            *(count.quota.per, count.amount, "" if count.most is None else count.most),
-                        )
-                        for count in commit.counts
-                    ]
-                ),
+                *_count_rows(commit.counts),
             ]
-        if refusal := await self._do("commit", args, key, epoch):
-            index, used, ends, now = refusal
-            count = commit.counts[int(index) - 1]
-            raise count.quota.exceeded(count.key, int(used), int(ends), float(now))
+        _check_counted(commit.counts, await self._do("commit", args, key, epoch))
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
         args = _rows([(encode(log), start, stop) for log, start, stop in spans])
@@ -436,6 +426,9 @@ class RedisStore(RedisDatabase):
     async def remove_quota(self, quota_id: str) -> None:
         if await self._do("remove_quota", [encode(quota_id)]):
             raise QuotaNotFoundError(quota_id)
+
+    async def use_quotas(self, counts: Sequence[QuotaCount]) -> None:
+        _check_counted(counts, await self._do("use_quotas", _count_rows(counts)))
 
     async def quota_counters(self, user_id: str, agent: str) -> QuotaCounters:
         names = [_counter_name(user, one) for user in {"", user_id} for one in {"", agent}]
@@ -643,6 +636,26 @@ def _index_field(kind: str, key: str | None) -> str:
 def _number(log: str) -> str:
     """Return the number of the session that has this log; "0", which no session has, if it is no log."""
     return log if log.isascii() and log.isdigit() else "0"
+
+
+def _count_rows(counts: Sequence[QuotaCount]) -> list[Argument]:
+    return _rows(
+        [
+            (
+                *(count.key.quota_id, _counter_name(count.key.user_id, count.key.agent)),
+                *(count.quota.per, count.amount, "" if count.most is None else count.most),
+            )
+            for count in counts
+        ]
+    )
+
+
+def _check_counted(counts: Sequence[QuotaCount], answer: Sequence[Any]) -> None:
+    """Raise QuotaExceededError if a script has answered that a quota is used up."""
+    if answer:
+        index, used, ends, now = answer
+        count = counts[int(index) - 1]
+        raise count.quota.exceeded(count.key, int(used), int(ends), float(now))
 
 
 def _counter_name(user_id: str, agent: str) -> str:

@@ -132,19 +132,11 @@ if #spent > 0 then
   end
   for _, set in ipairs(lists_of_ledger) do sets[#sets + 1] = set end
 end
-for _, count in ipairs(counts) do
-  hashes[#hashes + 1] = counter_hash(count[1])
-  sets[#sets + 1] = base .. ':counters'
-end
+count_keys(counts, hashes, sets)
 local wrong = wrong_key(hashes, sets)
 if wrong then return wrong end
-local counters, time = {}, now()
-for index, count in ipairs(counts) do
-  local counter, used, ends = counted(count, counters, time)
-  if not counter then
-    return {'', index, string.format('%.0f', used), string.format('%.0f', ends), time}
-  end
-end
+local counters, used_up = all_counted(counts)
+if used_up then return used_up end
 
 -- First the writes that a Redis without memory refuses.
 redis.call('HSET', home, 'row', row, 'status', status, 'revision', revision, 'size', size)
@@ -157,10 +149,7 @@ end
 expire(number, deadline)
 for _, number_spent in ipairs(spent) do redis.call('HINCRBY', ledger(number), number_spent[1], number_spent[2]) end
 for _, set in ipairs(lists_of_ledger) do redis.call('ZADD', set, 0, number) end
-for _, count in ipairs(counts) do
-  redis.call('HSET', counter_hash(count[1]), count[2], counters[count[1] .. count[2]])
-  redis.call('ZADD', base .. ':counters', 0, count[1])
-end
+store_counters(counts, counters)
 for _, block in ipairs(blocks) do redis.call('HSET', log, block[1], block[2]) end
 if #cleared > 0 then
   local spans = lent(number)
@@ -345,6 +334,17 @@ redis.call('HSET', quotas, id, text)
 return {''}
 """
 
+_USE_QUOTAS = r"""
+local counts, hashes, sets = rows(5), {}, {}
+count_keys(counts, hashes, sets)
+local wrong = wrong_key(hashes, sets)
+if wrong then return wrong end
+local counters, used_up = all_counted(counts)
+if used_up then return used_up end
+store_counters(counts, counters)
+return {''}
+"""
+
 _REMOVE_QUOTA = r"""
 local id, quotas = take(), base .. ':quotas'
 local wrong = wrong_key({quotas}, {base .. ':counters'})
@@ -376,6 +376,7 @@ WRITES = {
         "change_webhook": _CHANGE_WEBHOOK,
         "set_quota": _SET_QUOTA,
         "remove_quota": _REMOVE_QUOTA,
+        "use_quotas": _USE_QUOTAS,
         "probe": _PROBE,
     }.items()
 }

@@ -143,7 +143,7 @@ class CommitWriter:
             session,
             other_rows,
             changed,
-            tuple(_CountRow(count, self._count.bind(_count_values(count))) for count in commit.counts),
+            self._count_rows(commit.counts),
             texts=tuple(self._texts.row_of(key, of.user_id, text) for text in commit.texts),
             turns_without_texts=tuple({*commit.dropped_turns, *commit.dropped_texts}),
             wipes=bool(commit.cleared_blocks),
@@ -186,7 +186,7 @@ class CommitWriter:
         if sessions.rowcount != len(group):
             raise SessionFencedError(group[0].of.session_id, group[0].epoch)  # or another commit of the group
         _check_compared(group, compared)
-        _check_counted(group, counters)
+        _check_counted([row.count for commit in group for row in commit.counts], counters)
 
     @staticmethod
     def is_locked(outcome: BaseException | None) -> bool:
@@ -197,7 +197,7 @@ class CommitWriter:
         self._write_session(cursor, commit)
         compared, counters = self._write_other_rows(cursor, [commit])
         _check_compared([commit], compared)
-        _check_counted([commit], counters)
+        _check_counted([row.count for row in commit.counts], counters)
 
     def _write_session(self, cursor: Any, commit: CommitRows) -> None:
         if not self._put_session.write(cursor, [commit.session]):
@@ -223,11 +223,26 @@ class CommitWriter:
         for commit in group:
             if commit.wipes:
                 self._texts.wipe(cursor, commit.key)
-        counts = sorted((count for commit in group for count in commit.counts), key=attrgetter("key"))
-        counters: Any = cursor.connection.cursor() if counts else None
-        if counts:
-            counters.executemany(self._count.text, [count.row for count in counts])
-        return compared, counters
+        return compared, self._write_counts(cursor, [count for commit in group for count in commit.counts])
+
+    def _write_counts(self, cursor: Any, counts: Iterable[_CountRow]) -> Any:
+        """Add to counters of quotas; return the cursor that knows to how many."""
+        rows = [count.row for count in sorted(counts, key=attrgetter("key"))]
+        counters: Any = cursor.connection.cursor() if rows else None
+        if rows:
+            counters.executemany(self._count.text, rows)
+        return counters
+
+    def count(self, cursor: Any, counts: Sequence[QuotaCount]) -> None:
+        """Add to counters of quotas alone.
+
+        Raises:
+            QuotaExceededError: one is used up; the caller must roll the transaction back.
+        """
+        _check_counted(counts, self._write_counts(cursor, self._count_rows(counts)))
+
+    def _count_rows(self, counts: Iterable[QuotaCount]) -> tuple[_CountRow, ...]:
+        return tuple(_CountRow(count, self._count.bind(_count_values(count))) for count in counts)
 
     def _pipeline(self, cursor: Any) -> AbstractContextManager[object]:
         return cursor.connection.pipeline() if self._has_pipeline else nullcontext()
@@ -240,9 +255,8 @@ def _check_compared(group: Sequence[CommitRows], cursors: Sequence[Any]) -> None
         raise DeliveryChangedError(*changed[0])  # or another one of the group
 
 
-def _check_counted(group: Sequence[CommitRows], cursor: Any) -> None:
-    """Raise unless each count of the group was added."""
-    counts = [row.count for commit in group for row in commit.counts]
+def _check_counted(counts: Sequence[QuotaCount], cursor: Any) -> None:
+    """Raise unless each count was added."""
     if counts and cursor.rowcount != len(counts):
         checked = next(count for count in counts if count.is_checked)  # or another one of the group
         now = time.time()

@@ -39,6 +39,7 @@ from turnwise.memory.quotas.records import (
     QUOTA_FIELDS,
     CounterKey,
     Quota,
+    QuotaCount,
     QuotaCounter,
     QuotaCounters,
     check_quota,
@@ -310,7 +311,7 @@ class SQLStore(SecureDeleteDatabase):
                     raise outcome
         except QuotaExceededError as error:
             with suppress(StoreError):  # which would hide that the quota is used up
-                raise await self._exceeded(key, commit, error) from None
+                raise await self._exceeded(commit.counts, error) from None
             raise
         except StoreError as error:
             if self._is_duplicate(error):
@@ -323,10 +324,10 @@ class SQLStore(SecureDeleteDatabase):
         if commit.cleared_blocks:
             await self._empty_log_after_deletion()
 
-    async def _exceeded(self, key: SessionKey, commit: Commit, error: QuotaExceededError) -> QuotaExceededError:
-        """Return the error for the first quota of a refused commit that is used up, with what is used now."""
-        counters = await self.quota_counters(key.user_id, commit.session.agent or "")
-        for count in commit.counts:
+    async def _exceeded(self, counts: Sequence[QuotaCount], error: QuotaExceededError) -> QuotaExceededError:
+        """Return the error for the first quota that is used up and refused counts, with what is used now."""
+        for count in counts:
+            counters = await self.quota_counters(count.key.user_id, count.key.agent)
             counter = counters.of(count.quota, count.key)
             if count.is_checked and counter.used >= count.quota.most:
                 return count.quota.exceeded(count.key, counter.used, counter.ends, counters.now)
@@ -615,6 +616,14 @@ class SQLStore(SecureDeleteDatabase):
         quotas = change(_read_quotas(self._locked_note(connection, _QUOTAS, _NO_QUOTAS)))
         texts = [record_text(quotas[quota_id], QUOTA_FIELDS) for quota_id in sorted(quotas)]
         self._note(connection, _QUOTAS, f"[{','.join(texts)}]")
+
+    async def use_quotas(self, counts: Sequence[QuotaCount]) -> None:
+        try:
+            await self._write_grouped(lambda connection: self._commits.count(_cursor(connection), counts))
+        except QuotaExceededError as error:
+            with suppress(StoreError):
+                raise await self._exceeded(counts, error) from None
+            raise
 
     async def quota_counters(self, user_id: str, agent: str) -> QuotaCounters:
         def read(connection: sa.Connection) -> QuotaCounters:

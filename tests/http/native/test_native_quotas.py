@@ -98,3 +98,13 @@ async def test_only_an_operator_lets_a_run_exceed_a_quota(tmp_path: Path) -> Non
         approved = await client.post(f"{path}/approve", json={"call_id": call["call_id"], "user": "ann"}, headers=ROOT)
         assert approved.status_code == 204, approved.text
         assert (await client.get(f"{path}/wait")).json()["state"] == "completed"
+
+
+async def test_answers_of_which_nothing_is_stored_are_counted_too(tmp_path: Path) -> None:
+    async with in_process(tmp_path) as client:
+        await client.put(QUOTAS, json={"user": "*", "runs": 2, "per": "month"}, headers=ROOT)
+        path, body = chat("hi")
+        statuses = [(await client.post(path, json=body)).status_code for _ in range(3)]
+        assert statuses == [200, 200, 429]
+        refused = await client.post(path, json={**body, "stream": True})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
 
+from scale import share
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.state.quota_book import MOST_AGE_S
 from turnwise.engines import tool
 from turnwise.errors import QuotaExceededError
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, Verdict
+from turnwise.memory.conversation.events import ModelCallEnded
 from turnwise.memory.conversation.ledger import LedgerQuery
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.quotas.records import CounterKey, Quota, QuotaCounter, QuotaCounters
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing.exhaust import exhaust
-from turnwise.testing.faults import Faults
+from turnwise.testing.faults import FaultPlan, Faults, Kind
+from turnwise.testing.schedules import explore
 from turnwise.testing.scripted_engine import ScriptedEngine
 from turnwise.testing.world import World
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
 USER = "default"
+RATES: dict[Kind, float] = {"error": 0.02, "unanswered": 0.02, "crash": 0.01}
 RUNS, TOKENS = Quota(runs=3, per="month"), Quota(user_id="*", tokens=10**9, per="month")
 
 
@@ -304,3 +310,64 @@ async def test_a_run_is_held_by_a_quota_of_tokens_before_its_next_call_of_the_mo
     calls = 1 if then == "refuse" else 2
     usage = (await store.run("a")).usage
     assert usage and usage.calls == calls
+
+
+@pytest.mark.virtual_time
+async def test_16_processes_exceed_a_quota_of_tokens_by_one_call_each_at_most() -> None:
+    store = InMemoryStore()
+    dice = random.Random(1)
+
+    async def dig() -> str:
+        """Dig for a while."""
+        await asyncio.sleep(dice.random())
+        return "nothing"
+
+    engine = ScriptedEngine([[("dig", {})]] * 9 + ["found"], tools=[tool(dig)])
+    sessions = [f"s{index}" for index in range(16)]
+    worlds = await begun(store, *sessions, engine=engine)
+    most = 400
+    await store.set_quota(Quota(user_id="*", tokens=most, per="month"))
+    outcomes = await asyncio.gather(*(answered(world, world.session_id) for world in worlds))
+    assert all(outcomes)
+    runs = [await store.run(session_id) for session_id in sessions]
+    events = [event for session_id in sessions for event in await store.events(SessionKey(session_id))]
+    calls = [event.usage for event in events if isinstance(event, ModelCallEnded) and event.usage]
+    largest = max(usage.input_tokens + usage.output_tokens for usage in calls)
+    spent = await used(store, Quota(user_id="*", tokens=most, per="month"))
+    assert most <= spent <= most + 16 * largest, (spent, largest)
+    assert {run.code for run in runs} == {"quota"}
+    print(f"a quota of {most} tokens: {spent} were used, a call takes {largest} at most")
+
+
+def test_a_quota_that_is_changed_while_runs_begin_holds_as_it_is_then() -> None:
+    """The highest limit that ever held is never exceeded, and after the last change the last limit holds."""
+
+    async def life(seed: int) -> None:
+        dice = random.Random(seed)
+        store = InMemoryStore(clock=asyncio.get_running_loop().time)
+        quota = Quota(user_id="*", runs=2, per="month")
+        await store.set_quota(quota)
+        worlds = await begun(store, "a", "b", "c", faults=Faults(FaultPlan(rates=RATES), seed=seed))
+        done = asyncio.Event()
+
+        async def change() -> None:
+            for limit in (4, 1, 3):
+                await asyncio.sleep(dice.random() * 20)
+                await store.set_quota(Quota(user_id="*", runs=limit, per="month"))
+            await asyncio.sleep(MOST_AGE_S + 1)
+            done.set()
+
+        async def ask(world: World) -> None:
+            number = 0
+            while not done.is_set():
+                number += 1
+                await answered(world, f"{world.session_id} {number}")
+                await asyncio.sleep(dice.random() * 5)
+
+        await asyncio.gather(change(), *map(ask, worlds))
+        count = await used(store, quota)
+        runs = [run for session in await store.query(limit=99) for run in await store.runs(session.key)]
+        assert count == len(runs) <= 4, (count, len(runs))
+        assert await answered(worlds[0], "at last") == (count < 3)
+
+    assert explore(share(400), life)

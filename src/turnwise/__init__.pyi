@@ -44,7 +44,6 @@ from turnwise.memory.longterm.memory_types import MemoryCategory as MemoryCatego
 from turnwise.memory.longterm.static import StaticMemory as StaticMemory
 from turnwise.memory.longterm.vector import VectorMemory as VectorMemory
 from turnwise.memory.providers.requests import validate as validate
-from turnwise.memory.quotas.records import Quota as Quota
 from turnwise.memory.stores.base import Page as Page
 from turnwise.memory.stores.encrypted.settings import Encryption as Encryption
 from turnwise.memory.working.memory import WorkingMemory as WorkingMemory

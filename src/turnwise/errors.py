@@ -481,8 +481,8 @@ class QuotaExceededError(TurnwiseError):
     """A quota is used up, so no run may begin until its next period begins; nothing was stored."""
 
     message = (
-        "quota {quota_id!r}: {scope} has used {used:g} of {limit:g} {unit} per {per}: try again in "
-        "{retry_after_s:.0f} s, or have an operator raise the quota"
+        "quota {quota_id!r}: {scope} has used {used:.12g} of {limit:.12g} {unit} per {per}: try again in "
+        "{retry_after_s:.0f} s, from {resets_at:.0f} (seconds since the epoch) on, or have an operator raise the quota"
     )
     quota_id: str
     scope: str

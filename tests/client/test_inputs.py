@@ -376,6 +376,7 @@ WRONG: dict[str, list[Any]] = {
     "Sequence[Tool]": ["weather", 1, {"name": "weather"}, [1], ["weather"], [{"name": "weather"}]],
     "EventSink": [1, "print", [print]],
     "Sequence[LedgerField]": ["day", [1], ["nope"], [["day"]], {"day": 1}, 3],
+    "Quota": ["runs", 1, {"runs": 1}, Quota(), Quota(runs=0), Quota(runs=1, per="hour")],  # type: ignore[arg-type]
     "date | str": [1, 1.5, True, "yesterday", "2026-13-01", "\ud800", ["2026-11-29"], datetime(2026, 11, 29)],
     "Sequence[Any]": ["hello", {"role": "user", "content": "hi"}, 1, [1], ["hello"], [{}], []],
     "MessageFormat": ["html", 1, "OPENAI_CHAT"],

@@ -16,13 +16,13 @@ from turnwise import (
     InProcess,
     OpenAIEngine,
     Price,
-    Quota,
     SessionConfig,
     SessionManager,
 )
 from turnwise.errors import InvalidInputError, QuotaExceededError, QuotaNotFoundError, ReadOnlyStoreError
 from turnwise.memory.quotas.records import period_of
 from turnwise.memory.values.ids import new_id
+from turnwise.stores import Quota
 from turnwise.testing import LocalProvider
 
 MakeURL = Callable[[], str]

@@ -114,4 +114,4 @@ class QuotaChecks:
 
 
 def _why(error: QuotaExceededError) -> str:
-    return f"{error.scope} has used {error.used:g} of {error.limit:g} {error.unit} per {error.per}"
+    return f"{error.scope} has used {error.used:.12g} of {error.limit:.12g} {error.unit} per {error.per}"

@@ -305,14 +305,16 @@ def check_quota(quota: Quota) -> Quota:
     is_number = isinstance(limit, kinds) and not isinstance(limit, bool) and math.isfinite(limit)
     if not is_number or not 1 <= round(limit * _UNITS[unit]) <= MOST_COUNT:
         number = "a number above 0" if unit == "cost" else "a whole number from 1"
-        raise InvalidInputError(unit, shown(limit), f"pass {number}, of at most {MOST_COUNT // _UNITS[unit]:_}")
+        raise InvalidInputError(
+            f"quota.{unit}", shown(limit), f"pass {number}, of at most {MOST_COUNT // _UNITS[unit]:_}"
+        )
     if quota.per not in get_args(QuotaPeriod):
-        raise InvalidInputError("per", shown(quota.per), f"pass one of {', '.join(get_args(QuotaPeriod))}")
+        raise InvalidInputError("quota.per", shown(quota.per), f"pass one of {', '.join(get_args(QuotaPeriod))}")
     if quota.then not in get_args(QuotaThen):
-        raise InvalidInputError("then", shown(quota.then), f"pass one of {', '.join(get_args(QuotaThen))}")
+        raise InvalidInputError("quota.then", shown(quota.then), f"pass one of {', '.join(get_args(QuotaThen))}")
     for field, name in (("user_id", quota.user_id), ("agent", quota.agent)):
         if name is not None and not (isinstance(name, str) and name):
-            raise InvalidInputError(field, shown(name), "pass an id, '*' for each, or None for all together")
+            raise InvalidInputError(f"quota.{field}", shown(name), "pass an id, '*' for each, or None for all together")
         check_names(field, name)
     return quota
 

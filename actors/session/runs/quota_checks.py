@@ -15,6 +15,9 @@ from turnwise.memory.conversation.runs import QUOTA, RunRecord
 from turnwise.memory.quotas.records import Quota, call_id_of
 from turnwise.memory.values.records import replace
 
+LEAST_WAIT_S = 0.05
+"""How long a run waits at least until it is tried again whether its quota has begun anew, in seconds."""
+
 
 class QuotaChecks:
     """Decides by `Quota.then` what becomes of a run when a quota is used up.
@@ -56,7 +59,9 @@ class QuotaChecks:
             )
         if then == "refuse" and not record.waits_for_quota:
             raise error
-        return replace(record, code=QUOTA, started_at=error.resets_at)
+        # By the clock of this process, which begins it, and which may differ from the one that counts.
+        waits_s = max(LEAST_WAIT_S, error.retry_after_s)
+        return replace(record, code=QUOTA, started_at=self._state.journal.clock() + waits_s)
 
     @staticmethod
     def check_decided(run: ActiveRun) -> None:

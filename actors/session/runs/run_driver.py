@@ -182,15 +182,18 @@ class RunDriver:
     async def _begin_within_quotas(self, run: ActiveRun, head: TurnRecord | None) -> None:
         """Begin a run that has waited for a quota, or have it wait for the quota's next period."""
         record = run.record
-        while record.started_at == run.record.started_at:
+        while True:
             try:
                 await self._commit_begun([(run, *self.begin(record, run.turn, head))], head)
             except QuotaExceededError as error:
-                record = await self._quotas.admitted(record, error)
+                admitted = await self._quotas.admitted(record, error)
             else:
                 return
-        await self._transactor.commit(self._journal.session, runs=[record])
-        run.record = record
+            if admitted.calls == record.calls:  # else somebody is asked, and it may begin
+                break
+            record = admitted
+        await self._transactor.commit(self._journal.session, runs=[admitted])
+        run.record = admitted
 
     def start_events(self, begun: Sequence[Begun], head: TurnRecord | None, session: SessionRecord) -> list[NewEvent]:
         """Return the events of runs that begin with the next commit, and continue `head`."""

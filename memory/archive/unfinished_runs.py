@@ -72,8 +72,9 @@ def _end(ends: Ends, run: RunRecord, turn: TurnRecord, texts: Sequence[str]) -> 
         size += 1
     ends.turns[turn.index] = replace(turn, status="interrupted", output=join(spans))
     began, code = (None, None) if run.state == "queued" else (run.started_at, run.code)
-    ended = {"started_at": began, "code": code, "ended_at": session.updated_at}
-    ends.runs[run.run_id] = replace(run, state="interrupted", why=WHY, **ended)
+    ends.runs[run.run_id] = replace(
+        run, state="interrupted", why=WHY, code=code, started_at=began, ended_at=session.updated_at
+    )
     ends.session = replace(session, log_size=size, seq=session.seq + 1)
     ends.events.append(
         RunInterrupted(

@@ -41,6 +41,7 @@ from turnwise.actors.client.shared.arguments import (
     Model,
     Params,
     ParentRun,
+    QuotaArg,
     RunId,
     Secret,
     SessionId,
@@ -75,6 +76,7 @@ from turnwise.errors import (
     SessionExistsError,
     SessionNotFoundError,
     SessionOwnerError,
+    TurnwiseError,
     shown,
 )
 from turnwise.memory.archive.expiry import Swept
@@ -96,10 +98,12 @@ from turnwise.memory.deliveries.webhooks import (
 )
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
+from turnwise.memory.quotas.records import Quota, QuotaUse
 from turnwise.memory.stores.base import NO_CALLER, Page, SessionOrder
 from turnwise.memory.stores.encrypted.records import check_session, is_sealed
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.marks import count_marks_of, find_marks
+from turnwise.memory.stores.quotas import count_run, quota_uses, take_back
 from turnwise.memory.stores.reading import page_of_deliveries
 from turnwise.memory.stores.search.finding import SearchHit, SearchOrder, find_messages
 from turnwise.memory.stores.search.query import parse_query
@@ -435,7 +439,9 @@ class AsyncSessionManager:
 
         It has a session of its own in the memory of the Ray cluster. The handle waits, streams and cancels as any
         other, from any process; a minute after the run has ended it may be gone, and then its methods raise
-        SessionNotFoundError. The run is lost with its process or its node. It is in no list of this manager.
+        SessionNotFoundError. The run is lost with its process or its node. It is in no list of this manager. Quotas
+        count it as a run, and refuse it once they are used up, whatever they do with others; they do not count what it
+        spends.
 
         Args:
             prompts: what the model is given.
@@ -446,10 +452,16 @@ class AsyncSessionManager:
             options: see `Session.run`.
 
         Raises:
+            QuotaExceededError: a quota is used up; nothing was started.
             InvalidInputError, EmptyTurnError, InvalidPromptError: nothing was started; see `Session.run`.
         """
         client, session = await self._open_once(user_id, agent, metadata, engine)
-        return await AsyncSession(client, SessionRef.of(session), agent).run(*prompts, **options)
+        counts = await self._store.run(lambda store: count_run(store, session.user_id, agent))
+        try:
+            return await AsyncSession(client, SessionRef.of(session), agent).run(*prompts, **options)
+        except TurnwiseError:
+            await self._store.run(lambda store: take_back(store, counts))
+            raise
 
     @checked(user_id=UserId | None, agent=AgentName | None, engine=EngineName | None)
     async def _open_once(
@@ -823,6 +835,46 @@ class AsyncSessionManager:
         return [
             AsyncWebhook(self._client, self._store, record) for record in records if user_id in (None, record.user_id)
         ]
+
+    @checked(quota=QuotaArg)
+    async def set_quota(self, quota: Quota) -> None:
+        """Limit what may be used in a period, from now on: `Quota(user_id="*", runs=100, per="day")`.
+
+        A quota with another limit for the same replaces the earlier one, and what is used stays counted. It counts what
+        is used after it was set. Sessions in processes of Ray hold it within ten seconds, those of this process at
+        once.
+
+        Raises:
+            InvalidInputError: it cannot be used, or the store has 100 quotas.
+        """
+        self._check_writes("*", "set_quota")
+        await self._start.done()
+        await self._store.ask("set_quota", quota)
+        self._client.announce_quotas()
+
+    @checked(quota_id=Text)
+    async def remove_quota(self, quota_id: str) -> None:
+        """Remove a quota, by its `quota_id`; it limits nobody any more, within ten seconds.
+
+        Raises:
+            QuotaNotFoundError: there is none with this id.
+        """
+        self._check_writes("*", "remove_quota")
+        await self._start.done()
+        await self._store.ask("remove_quota", quota_id)
+        self._client.announce_quotas()
+
+    @checked(user_id=UserId | None, agent=AgentName | None)
+    async def quotas(self, *, user_id: str | None = None, agent: str | None = None) -> Sequence[QuotaUse]:
+        """Return the quotas that limit a user and an agent, with what is used of them in the present period.
+
+        Args:
+            user_id: whose quotas; without it, all quotas, and those of each user (`"*"`) do not say what is used.
+            agent: only those that limit this agent's sessions, likewise.
+        """
+        await self._start.done()
+        uses: Sequence[QuotaUse] = await self._store.run(lambda store: quota_uses(store, user_id, agent))
+        return uses
 
     @checked(user_id=UserId | None, agent=AgentName | None, since=Day | None, until=Day | None, by=LedgerFields)
     async def usage(

@@ -30,6 +30,7 @@ from turnwise.actors.session.runs.agents import AgentCalls
 from turnwise.actors.session.runs.approvals import Approvals
 from turnwise.actors.session.runs.inbox import Inbox
 from turnwise.actors.session.runs.prompt_joining import PromptJoining
+from turnwise.actors.session.runs.quota_checks import QuotaChecks
 from turnwise.actors.session.runs.recovery import Recovery
 from turnwise.actors.session.runs.run_driver import RunDriver
 from turnwise.actors.session.runs.scheduling import Scheduling
@@ -39,6 +40,7 @@ from turnwise.actors.session.state.alarm import NO_ALARM, Alarm
 from turnwise.actors.session.state.journal import Journal
 from turnwise.actors.session.state.outbox import NO_OUTBOX, Outbox
 from turnwise.actors.session.state.ownership import Ownership
+from turnwise.actors.session.state.quota_book import QuotaBook
 from turnwise.actors.session.state.reads import LiveSource, SessionReads
 from turnwise.actors.session.state.session_tasks import SessionTasks
 from turnwise.actors.session.state.state import SessionState
@@ -91,6 +93,7 @@ class SessionCore:
         engine_id: str = "",
         alarm: Alarm = NO_ALARM,
         outbox: Outbox = NO_OUTBOX,
+        quotas: QuotaBook | None = None,
     ) -> None:
         self.session_id = key.session_id
         run_resources = RunResources(
@@ -101,7 +104,7 @@ class SessionCore:
         self.engines = engines = SessionEngines(run_resources, state, tasks, off_loop)
         progress, spending = SavingProgress(engines), Spending(state, engines)
         self.transactor = transactor = Transactor(
-            state, tasks, engines, progress, recover=self._recover, alarm=alarm, outbox=outbox
+            state, tasks, engines, progress, recover=self._recover, alarm=alarm, outbox=outbox, quotas=quotas
         )
         self.reads = SessionReads(LiveSource(state, transactor.loaded))
         bill = SideBill(spending, transactor)
@@ -114,6 +117,7 @@ class SessionCore:
         titles = Titles(state, transactor, engines, tasks, spending=spending, bill=bill)
         joining = PromptJoining(state, engines, spending)
         agents = AgentCalls(state, spending)
+        quota_checks = QuotaChecks(state, quotas)
         driver = RunDriver(
             state,
             transactor,
@@ -128,6 +132,7 @@ class SessionCore:
             progress=progress,
             agents=agents,
             titles=titles,
+            quotas=quota_checks,
         )
         self._recovery = Recovery(state, transactor, engines, driver, self.ingestion)
         self.versions = Versions(state, transactor)
@@ -140,6 +145,7 @@ class SessionCore:
             compaction=self.compaction,
             reads=self.reads,
             versions=self.versions,
+            quotas=quota_checks,
         )
         self.scheduling = Scheduling(state, transactor, engines, admission=self.admission, alarm=alarm)
         self.reminders = SessionReminders(state, self.scheduling)

@@ -36,6 +36,9 @@ IfBusy = Literal["reject", "enqueue", "interrupt", "rollback", "latest", "drop",
 MERGED = "merged"
 """The code of a queued run whose prompts are part of another run."""
 
+QUOTA = "quota"
+"""The code of a queued run that waits for a quota, and of a run that a quota has ended."""
+
 REPLACED = "replaced"
 """The code of a queued run in whose place another run has come."""
 
@@ -130,6 +133,11 @@ class RunRecord(Record):
         """The text that is its answer, if it asks no model: see `Session.say`."""
         says: str | None = self.output.get("says") if self.output else None
         return says
+
+    @property
+    def waits_for_quota(self) -> bool:
+        """Whether it is queued since a quota is used up: until `started_at`, when the quota begins anew."""
+        return self.state == "queued" and self.code == QUOTA
 
     @property
     def idempotency_key(self) -> str | None:

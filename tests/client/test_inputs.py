@@ -68,6 +68,7 @@ from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.longterm.retention.about import About, Mention
+from turnwise.memory.quotas.records import Quota
 from turnwise.memory.values.frozen_json import FrozenDict
 from turnwise.memory.values.ids import new_id
 from turnwise.memory.working.memory import WorkingMemory
@@ -111,6 +112,8 @@ VALID: dict[str, Any] = {
     "to_session": SESSION,
     "message": f"{SESSION}#0:0",
     "value": 1,
+    "quota": Quota(runs=1),
+    "quota_id": Quota(runs=1).quota_id,
 }
 """For each parameter that has to be given, a value that its verb takes."""
 
@@ -373,6 +376,7 @@ WRONG: dict[str, list[Any]] = {
     "Sequence[Tool]": ["weather", 1, {"name": "weather"}, [1], ["weather"], [{"name": "weather"}]],
     "EventSink": [1, "print", [print]],
     "Sequence[LedgerField]": ["day", [1], ["nope"], [["day"]], {"day": 1}, 3],
+    "Quota": ["runs", 1, {"runs": 1}, Quota(), Quota(runs=0), Quota(runs=1, per="hour")],  # type: ignore[arg-type]
     "date | str": [1, 1.5, True, "yesterday", "2026-13-01", "\ud800", ["2026-11-29"], datetime(2026, 11, 29)],
     "Sequence[Any]": ["hello", {"role": "user", "content": "hi"}, 1, [1], ["hello"], [{}], []],
     "MessageFormat": ["html", 1, "OPENAI_CHAT"],

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from turnwise.actors.client.blocking import steps
@@ -12,11 +13,12 @@ from turnwise.actors.client.blocking.webhooks import Webhook
 from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.memory.attached import Eraser
-from turnwise.errors import CorruptRecordError, SessionInUseError, SessionNotFoundError
+from turnwise.errors import CorruptRecordError, QuotaNotFoundError, SessionInUseError, SessionNotFoundError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.base import Scope, is_read_only
 from turnwise.memory.longterm.retention.deletion import Erasure
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
+from turnwise.memory.quotas.records import EACH
 from turnwise.memory.stores.base import NO_CALLER
 from turnwise.memory.working.memory import forget_apart
 
@@ -24,7 +26,7 @@ _PAGE = 100
 
 
 def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: bool) -> Forgotten:
-    """Delete a user's sessions and webhooks, then what the client's memories keep; see `SessionManager.forget`."""
+    """Delete a user's sessions, webhooks and quotas, then what memories keep; see `SessionManager.forget`."""
     report = Forgotten()
     attempted: set[SessionKey] = set()
     called_by: str | None = NO_CALLER  # callers go first, so that none gets the result of an agent that is deleted
@@ -45,6 +47,7 @@ def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: b
     webhooks = [webhook for webhook in store.ask("webhooks") if webhook.user_id == user_id]
     for webhook in webhooks:
         Webhook(client, store, webhook).delete()
+    _remove_quotas(client, store, user_id)
     store.ask("forget_in_ledger", user_id)
     scope = Scope(user_id=user_id)
     items: dict[str, int] = {}
@@ -61,6 +64,15 @@ def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: b
     if working := client.working_memory:
         notes = steps.run(client.portal, forget_apart, working, scope)
     return report + Forgotten(items=items, erased=erased, notes=notes, webhooks=len(webhooks), was_checked=verify)
+
+
+def _remove_quotas(client: SessionsClient, store: StoreReads, user_id: str) -> None:
+    """Remove the quotas of one user."""
+    for quota in store.ask("quotas"):
+        if quota.user_id == user_id != EACH:
+            with suppress(QuotaNotFoundError):  # it was removed meanwhile
+                store.ask("remove_quota", quota.quota_id)
+    client.announce_quotas()
 
 
 def clear(client: SessionsClient, store: StoreReads, user_id: str, agent: str | None, **options: Any) -> Forgotten:

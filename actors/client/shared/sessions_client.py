@@ -313,6 +313,10 @@ class SessionsClient:
         if not self._looks:
             self._look_again()
 
+    def announce_quotas(self) -> None:
+        """Say that quotas were changed. Does not wait."""
+        self.runtime.announce_quotas(self.name)
+
     def announce_webhooks(self) -> None:
         """Say that webhooks were changed, or that their calls are due again. Does not wait."""
         self.runtime.announce_webhooks(self.name)

@@ -18,6 +18,7 @@ from turnwise.actors.session.engines.run_resources import RunResources
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.history.versions import Replacement, Versions
 from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
+from turnwise.actors.session.runs.quota_checks import QuotaChecks
 from turnwise.actors.session.runs.run_driver import RunDriver
 from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.reads import SessionReads
@@ -35,6 +36,7 @@ from turnwise.errors import (
     InvalidPromptError,
     NoActiveRunError,
     QueueFullError,
+    QuotaExceededError,
     RunNotFoundError,
     SessionBusyError,
     SessionEndedError,
@@ -182,6 +184,7 @@ class RunAdmission:
         compaction: WindowCompaction,
         reads: SessionReads,
         versions: Versions,
+        quotas: QuotaChecks,
     ) -> None:
         self._state = state
         self._journal = state.journal
@@ -192,6 +195,7 @@ class RunAdmission:
         self._compaction = compaction
         self._reads = reads
         self._versions = versions
+        self._quotas = quotas
 
     async def append(self, prompts: Sequence[Prompt], key: str) -> int:
         """Store prompts for the next run; return the index of that run's turn.
@@ -282,6 +286,7 @@ class RunAdmission:
             EmptyTurnError, InvalidPromptError: there are neither prompts nor instructions, or a prompt cannot be
                 stored; nothing was stored.
             IdempotencyConflictError, TurnIdTakenError: the key or the id is in use; nothing was stored.
+            QuotaExceededError: a quota is used up; nothing was stored.
             TooManyError: there are more prompts than one call may bring, or than may wait for runs; nothing was stored.
             InvalidInputError: labels or instructions are larger than `SessionConfig` allows, or the engine does not
                 support a parameter, a choice of model, typed output, instructions or tools; nothing was stored.
@@ -372,6 +377,7 @@ class RunAdmission:
 
         Raises:
             SessionBusyError, QueueFullError: the session takes no run now; nothing was stored. Try again later.
+            QuotaExceededError: a quota is used up; nothing was stored. Try again in its next period.
             InvalidInputError: the delivery can never be carried out; nothing was stored.
         """
         await self._transactor.loaded()
@@ -465,6 +471,8 @@ class RunAdmission:
         await self._check_parent(self._checked_record(request, is_free=True))
         if request.turn_id is not None:
             await self._check_turn_id(request.turn_id)
+        if request.options.get("says") is None:
+            await self._quotas.check_start()
         return None
 
     async def _make_request(
@@ -504,7 +512,19 @@ class RunAdmission:
                 await self._transactor.commit(self._journal.session, deliveries=changes)
             return started or Started(busy.run_id, busy.turn.index, dropped=True)
         record = self._with_trace(request, record)
-        return await (self._merge(request, record, merging) if merging else self._store(request, record))
+        return await (self._merge(request, record, merging) if merging else self._accept_run(request, record))
+
+    async def _accept_run(self, request: _StartRequest, record: RunRecord) -> Started:
+        """Store a run as quotas allow it: as it is, as one that waits for a quota, or for a decision about one.
+
+        Raises:
+            QuotaExceededError: a quota is used up that refuses runs; nothing was stored.
+        """
+        while True:
+            try:
+                return await self._store(request, record)
+            except QuotaExceededError as error:
+                record = await self._quotas.admitted(record, error)
 
     async def _replace(self, request: _StartRequest, rerun: _Rerun) -> None:
         """Find what the run stores in place of a turn; if it keeps the turn's prompts, take them. See `Versions`."""
@@ -529,7 +549,9 @@ class RunAdmission:
         """Commit a run as running, or as queued behind the active one; then launch it, or cancel the active one."""
         active, if_busy, operation = self._state.active, request.if_busy, request.operation
         replacement, head = request.replacement, self._state.head
-        begins = if_busy != "debounce" and (self._state.busy is None or not (active or if_busy not in _CLEARS_QUEUE))
+        begins = not (if_busy == "debounce" or record.waits_for_quota) and (
+            self._state.busy is None or not (active or if_busy not in _CLEARS_QUEUE)
+        )
         blocks, run_queue, now = request.blocks, self._state.run_queue, record.created_at
         cancelled = list(run_queue.queue) if if_busy in _CLEARS_QUEUE else []
         reason = f"{if_busy} by run {record.run_id}"
@@ -587,7 +609,7 @@ class RunAdmission:
         for preempted, end in zip(cancelled, ends, strict=True):
             self._driver.note_end(preempted, end, None)
         if begins:
-            self._driver.launch(run)
+            self._driver.launch(run, is_accepted_now=not record.calls)
         else:
             run_queue.add(run)
         self._driver.watch_queue()

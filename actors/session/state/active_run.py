@@ -58,6 +58,8 @@ class ActiveRun:
         """Set when all tool calls of a run that awaits approval have been decided."""
         self.takes_prompts: bool | None = None
         """Whether its engine takes further prompts (see `Joinable`); None if it was not built for this run yet."""
+        self.is_accepted_now = False
+        """Whether the commit that has begun it has found its quotas not used up, and no model was asked since."""
         self.discard = False
         self.operation: Operation = NO_OPERATION
         """The run as telemetry follows it, until it ends or waits for a decision."""
@@ -227,7 +229,7 @@ class ActiveRun:
     def ended(self, state: RunState, why: str | None, now: float, **more: Any) -> RunRecord:
         """Return the run's record with this final state and end time."""
         if self.record.state == "queued":
-            more["started_at"] = None  # it never began
+            more = {"code": None, **more, "started_at": None}  # it never began
         reason = why and why.replace("\0", "\N{REPLACEMENT CHARACTER}")  # not every database takes null characters
         return replace(self.record, state=state, why=reason, ended_at=now, **more)
 
@@ -317,4 +319,4 @@ class ActiveRun:
 
 def count_grants(calls: Iterable[CallState]) -> int:
     """Return how many times a caller approved that the run continues beyond its budget."""
-    return sum(state.wants == "budget" and state.verdict == "approved" for state in calls)
+    return sum(state.name == "budget" == state.wants and state.verdict == "approved" for state in calls)

@@ -16,6 +16,7 @@ from turnwise.errors import (
     CorruptRecordError,
     DeliveryChangedError,
     DuplicateKeyError,
+    QuotaExceededError,
     SessionFencedError,
     SessionNotFoundError,
     SessionRevertedError,
@@ -301,7 +302,7 @@ class Journal:
                 is `lost`.
             SessionRevertedError: the store lacks commits of this process, for example because it was restored from a
                 backup; the journal is `lost`.
-            DuplicateKeyError, DeliveryChangedError: nothing was stored.
+            DuplicateKeyError, DeliveryChangedError, QuotaExceededError: nothing was stored.
             StoreError: the outcome is unknown; the journal is `stale`. Other exceptions of the store are converted to
                 this error.
         """
@@ -323,7 +324,7 @@ class Journal:
             await self.check_own()
             await self.revert()  # the row is this process's own, so the store was reverted under the commit
             raise
-        except (DuplicateKeyError, DeliveryChangedError):
+        except (DuplicateKeyError, DeliveryChangedError, QuotaExceededError):
             self.log.publish()
             raise
         except BaseException as error:

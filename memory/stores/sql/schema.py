@@ -210,6 +210,18 @@ ledger = Table(
     PrimaryKeyConstraint("user_id", "session_id", "day", "kind", "model", "tool", "agent"),
 )
 
+counters = Table(
+    "turnwise_quota_counters",
+    tables,
+    Column("user_id", Text, nullable=False),  # empty for a counter of all users
+    Column("agent", Text, nullable=False),
+    Column("quota_id", Text, nullable=False),
+    Column("starts", BigInteger, nullable=False),
+    Column("ends", BigInteger, nullable=False),
+    Column("used", BigInteger, nullable=False),
+    PrimaryKeyConstraint("user_id", "agent", "quota_id"),
+)
+
 # Sorted by code points in every database, since pages go by ids.
 _SortedText = Text(collation="C").with_variant(Text(), "sqlite")
 

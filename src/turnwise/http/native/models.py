@@ -423,6 +423,8 @@ class Approve(Body):
     call_id: str
     input: JsonObject | None = None
     """Other arguments than the model's."""
+    user: str | None = None
+    """Whose run it is, for operators; the caller's if omitted."""
 
 
 class Reject(Body):
@@ -433,6 +435,8 @@ class Reject(Body):
     call_id: str
     reason: str = ""
     """What the model is told."""
+    user: str | None = None
+    """Whose run it is, for operators; the caller's if omitted."""
 
 
 class Provide(Body):

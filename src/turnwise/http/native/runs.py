@@ -40,7 +40,7 @@ from turnwise.http.native.models import (
 )
 from turnwise.http.native.sessions import CONFLICT, MAX_LIMIT, NOT_FOUND, After, Agent, Cursor, Limit, Streams, Wait
 from turnwise.http.problems import BUSY, answer, documented, problem_of
-from turnwise.http.service import RequestCaller
+from turnwise.http.service import RequestCaller, check_may_approve
 from turnwise.http.sse import (
     PAGE,
     SILENCE_S,
@@ -295,13 +295,18 @@ async def list_pending_calls(run_id: InPath, caller: RequestCaller) -> PendingCa
 
 @router.post("/runs/{run_id}/approve", summary="Approve a tool call", status_code=204, responses=CONFLICT)
 async def approve_call(run_id: InPath, body: Approve, caller: RequestCaller) -> None:
-    """May be repeated: an approved call is made at most once."""
-    await caller.on_run(run_id, lambda execution: execution.approve(body.call_id, input=body.input))
+    """May be repeated: an approved call is made at most once. Only operators let a run exceed a quota, of any user."""
+    check_may_approve(caller.identity, body.call_id)
+    owner = caller.owner(body.user)
+    await caller.service.handles.on_run(
+        owner, run_id, lambda execution: execution.approve(body.call_id, input=body.input)
+    )
 
 
 @router.post("/runs/{run_id}/reject", summary="Reject a tool call", status_code=204, responses=CONFLICT)
 async def reject_call(run_id: InPath, body: Reject, caller: RequestCaller) -> None:
-    await caller.on_run(run_id, lambda execution: execution.reject(body.call_id, body.reason))
+    owner = caller.owner(body.user)
+    await caller.service.handles.on_run(owner, run_id, lambda execution: execution.reject(body.call_id, body.reason))
 
 
 @router.post("/runs/{run_id}/provide", summary="Supply the result of a call", status_code=204, responses=CONFLICT)

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from schedules import SESSION, inline
-from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView, StepContext
+from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, RunContext, SessionView, StepContext
+from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.inference.middleware import LogCalls, Middleware, ReorderResults, SystemPrompt, wrap
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.loop import Hook, Phase, ToolLoop
@@ -76,7 +77,7 @@ LOOK = (Text(text="let me look"), use("cat"))
 DONE = (Text(text="done"),)
 
 
-async def core_of(model: Model, **config: Any) -> SessionCore:
+async def core_of(model: EngineBuilder, **config: Any) -> SessionCore:
     store = InMemoryStore()
     await store.create(SessionRecord(session_id=SESSION))
     now = asyncio.get_running_loop().time
@@ -200,6 +201,24 @@ def test_calls_are_logged_with_ids_sizes_and_times_but_without_texts(
     assert first == f"session {SESSION} run run: 1 blocks, 2 back in {first[-7:]}"
     assert second.startswith(f"session {SESSION} run run: 4 blocks, ValueError after 0.")
     assert "look" not in caplog.text and "go" not in first
+
+
+async def test_middleware_wraps_each_call_of_a_function() -> None:
+    notes: list[str] = []
+    steps = iter([LOOK, DONE])
+    given: list[tuple[Block, ...]] = []
+
+    async def answer(turn: Turn) -> Sequence[AnyBlock]:
+        given.append(turn.blocks)
+        return next(steps)
+
+    layers = [Noting("outer", notes), SystemPrompt("Be brief.")]
+    outcome = await run(await core_of(FunctionEngine(answer, tools=[look], middleware=layers)))
+    assert notes == ["outer in", "outer out"] * 2
+    assert outcome.turn and outcome.turn.output == (*LOOK, result("cat"), *DONE)
+    assert [blocks[0] for blocks in given] == [System(text="Be brief.")] * 2
+    with pytest.raises(ConfigError, match="middleware"):
+        FunctionEngine(answer, middleware=["Be brief."])  # type: ignore[list-item]
 
 
 def test_middleware_and_hooks_pickle_with_their_engine_and_are_checked() -> None:

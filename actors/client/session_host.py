@@ -40,6 +40,7 @@ from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.events import AnyEvent, Event
 from turnwise.memory.conversation.prompts import Prompt
 from turnwise.memory.conversation.runs import Until
+from turnwise.memory.conversation.views.event_filter import EventFilter
 from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.values.ids import new_id
@@ -237,15 +238,15 @@ class AsyncSessionHost:
         limit: int,
         run_id: str | None,
         timeout_s: float | None = None,
-        kinds: frozenset[str] | None = None,
+        only: EventFilter | None = None,
     ) -> tuple[list[AnyEvent], int, bool]:
         """Wait for events of a run, or of the whole session, up to `timeout_s` seconds; see `SessionReads.events`."""
 
         async def ask(left_s: float | None) -> Waited[tuple[list[Event], int, bool]]:
             nonlocal after
             slice_s = SLICE_S if left_s is None else min(left_s, SLICE_S)
-            waited = await self.ask(verbs.events(slice_s, after, limit, run_id=run_id, kinds=kinds))
-            if kinds is not None:
+            waited = await self.ask(verbs.events(slice_s, after, limit, run_id=run_id, only=only))
+            if only:
                 after = waited.answer[1]  # what it has looked through without finding one
             return waited
 

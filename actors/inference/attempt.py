@@ -308,8 +308,10 @@ class Attempt:
     def _timeline(self) -> Timeline:
         return Timeline(self.add_event, self.run.run_id)  # not kept: it would be a reference cycle
 
-    def event(self, name: str, data: Mapping[str, Any] | None = None) -> None:
-        self._timeline.event(name, data)
+    def event(
+        self, name: str, data: Mapping[str, Any] | None = None, *, labels: Mapping[str, str] | None = None
+    ) -> None:
+        self._timeline.event(name, data, labels=labels)
 
     def note(self, text: str) -> None:
         self._timeline.note(text)

@@ -63,7 +63,7 @@ class SessionCore:
        waiter wakes.
     2. What a call has stored is durable when the call returns. A commit (blocks, turns, runs, events) is stored whole
        or not at all.
-    3. A run has exactly one terminal event, and it is that run's last.
+    3. A run has exactly one terminal event, and it is that run's last; only what callers add comes behind it.
     4. The next request to a provider is always valid, whatever was cancelled, failed or crashed.
     5. A late result changes nothing, whether an engine ignored a cancel or another process has taken over the session:
        the run's context is closed, and the store refuses the stale epoch.
@@ -160,7 +160,7 @@ class SessionCore:
         )
         self.removals = Removals(state, transactor)
         self.marking = Marking(state, transactor)
-        self.additions = Additions(state, transactor, self.reads)
+        self.additions = Additions(state, transactor, engines, self.reads)
         self.row = SessionRow(state, transactor, engines)
         self.forking = Forking(state, transactor, self.forgetting, alarm)
         self.importing = Importing(state, transactor, engines, self.ingestion, progress)

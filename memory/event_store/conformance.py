@@ -71,6 +71,7 @@ async def _unchanged(history: HistoryStore, *session_ids: str) -> AsyncIterator[
 async def check_an_event_comes_back_as_it_was_appended(history: HistoryStore) -> None:
     """In all fields, with all blocks. Also live events and events of unknown kinds."""
     about: dict[str, Any] = {"session_id": "s", "at": 1763700000.123456, "turn_index": 7, "run_id": "r'%\"\\ü"}
+    about |= {"turn_id": TEXT, "labels": {TEXT: TEXT, "": ""}}
     events: list[AnyEvent] = [
         PromptAppended(session_id="s", seq=1, at=0.1 + 0.2, key=""),
         RunCompleted(seq=2, span=(2**40, 2**41), stop_reason=TEXT, usage=USAGE, key="ü'%\"\\", **about),

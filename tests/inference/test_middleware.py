@@ -218,7 +218,7 @@ async def test_middleware_wraps_each_call_of_a_function() -> None:
     assert outcome.turn and outcome.turn.output == (*LOOK, result("cat"), *DONE)
     assert [blocks[0] for blocks in given] == [System(text="Be brief.")] * 2
     with pytest.raises(ConfigError, match="middleware"):
-        FunctionEngine(answer, middleware=["Be brief."])  # type: ignore[list-item]
+        FunctionEngine(answer, middleware=["Be brief."])  # type: ignore[arg-type]
 
 
 def test_middleware_and_hooks_pickle_with_their_engine_and_are_checked() -> None:

@@ -37,6 +37,7 @@ from turnwise.actors.client.shared.arguments import (
     IfExists,
     IfRaises,
     Instructions,
+    Labels,
     LedgerFields,
     Lifetime,
     Limit,
@@ -86,6 +87,7 @@ from turnwise.memory.conversation.model_params import ModelParams, merged
 from turnwise.memory.conversation.prompts import Prompt, takes_all
 from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionRecord, SessionStatus
+from turnwise.memory.conversation.views.event_filter import event_filter
 from turnwise.memory.conversation.views.message_formats import MessageFormat
 from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.deliveries.webhooks import (
@@ -669,6 +671,7 @@ class SessionManager:
         agent=AgentName | None,
         state=RunState | None,
         parent=ParentRun | None,
+        labels=Labels | None,
         since=Time | None,
         cursor=Text | None,
         limit=Limit,
@@ -680,6 +683,7 @@ class SessionManager:
         agent: str | None = None,
         state: RunState | None = None,
         parent: str | None = None,
+        labels: Mapping[str, str] | None = None,
         since: float | None = None,
         cursor: str | None = None,
         limit: int = 100,
@@ -693,12 +697,15 @@ class SessionManager:
         Args:
             state: only runs in this state.
             parent: only runs that were started on behalf of this run: see `Session.run`.
+            labels: only runs that have all of these labels.
             since: only runs that were created at this time or later, in seconds since the epoch.
         """
         query: dict[str, Any] = {"user_id": user_id, "agent": agent, "cursor": cursor, "limit": limit, "since": since}
         states = None if state is None else (state,)
         self._start.done()
-        runs: Page[RunRecord] = self._store.run(lambda store: find_runs(store, states=states, parent=parent, **query))
+        runs: Page[RunRecord] = self._store.run(
+            lambda store: find_runs(store, states=states, parent=parent, labels=labels or {}, **query)
+        )
         return runs
 
     @checked(
@@ -707,6 +714,7 @@ class SessionManager:
         user_id=UserId | None,
         agent=AgentName | None,
         kinds=StoredKinds | None,
+        labels=Labels | None,
         cursor=Text | None,
         if_raises=IfRaises,
     )
@@ -718,6 +726,7 @@ class SessionManager:
         user_id: str | None = None,
         agent: str | None = None,
         kinds: Sequence[str] | None = None,
+        labels: Mapping[str, str] | None = None,
         cursor: str | None = None,
         if_raises: IfRaises = "repeat",
     ) -> Subscription:
@@ -735,6 +744,7 @@ class SessionManager:
             session_id: only the events of this session of the user, who is "default" if omitted; otherwise those of all
                 sessions of `user_id` and `agent`, or of all users and agents.
             kinds: only events of these kinds, such as `["run_completed", "run_failed"]`.
+            labels: only events that have all of these labels: those of their run, and their own.
             cursor: go on after the events that an earlier subscription with the same filters has handed out: its
                 `cursor`.
             if_raises: with "skip", the function gets the next event after one at which it raised; the error is logged.
@@ -751,7 +761,8 @@ class SessionManager:
             session.key if session else None,
             self._store.now(),
         )
-        feed = EventFeed(self._client, query, session=key, kinds=kinds, start_time=now, cursor=cursor)
+        only = event_filter(kinds, labels)
+        feed = EventFeed(self._client, query, session=key, only=only, start_time=now, cursor=cursor)
         subscription = Subscription(feed, on_event, if_raises)
         self._subscriptions.append(subscription)
         return subscription

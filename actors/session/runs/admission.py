@@ -471,7 +471,7 @@ class RunAdmission:
         self, prompts: Sequence[Prompt], options: StartOptions, rerun: _Rerun | None = None
     ) -> _StartRequest:
         """Return the request of a run, whose prompts and options can be stored."""
-        _check_labels(options.get("labels") or {}, self._engines.config)
+        self._engines.config.check_labels(options.get("labels") or {})
         _check_instructions(options.get("instructions"), self._engines.config)
         _check_debounce(options)
         blocks, encoded = await self._accept(prompts)
@@ -566,7 +566,7 @@ class RunAdmission:
             run.turn = replacement.continued(run.turn) if replacement else run.turn
             event = start_event(run.record, run.turn, head, session, prompts, names_input=replacement is not None)
         if request.turn_id is not None:
-            event[1].update({"turn_id": request.turn_id, "key": turn_key(request.turn_id)})
+            event[1]["key"] = turn_key(request.turn_id)
         if begins and record.says is not None:
             return await self._store_said(request, run, record.says, event, session)
         await self._transactor.commit(
@@ -933,16 +933,6 @@ _OWN_OPTIONS = ("turn_id", "parent", "timeout_s", "memory", "model", "params", "
 """The options that keep a run from joining another one, since it would lose them."""
 
 _COMPARED = ("engine", "parent", "timeout_s", "memory", "model", "params", "output", "instructions", "tools", "joins")
-
-
-def _check_labels(labels: Mapping[str, str], config: SessionConfig) -> None:
-    """Raise InvalidInputError for more or longer labels than sessions may have."""
-    if len(labels) > config.max_labels:
-        raise InvalidInputError("labels", shown(labels), f"must be at most {config.max_labels}, not {len(labels)}")
-    for text in (*labels, *labels.values()):
-        if len(text) > config.max_label_chars:
-            reason = f"must be at most {config.max_label_chars} characters long, not {len(text)}"
-            raise InvalidInputError("labels", shown(text), reason)
 
 
 def _check_instructions(instructions: str | None, config: SessionConfig) -> None:

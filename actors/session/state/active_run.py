@@ -10,7 +10,7 @@ from turnwise.actors.inference.attempt import Attempt
 from turnwise.actors.inference.engine import NewEvent, SessionView
 from turnwise.actors.inference.observing import NO_OPERATION, Operation
 from turnwise.actors.session.state.recorded_output import RecordedOutput
-from turnwise.actors.session.state.run_events import about
+from turnwise.actors.session.state.run_events import about_added
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Recalled
 from turnwise.memory.conversation.calls.tool_calls import CallState, decode_calls
 from turnwise.memory.conversation.ledger import Purpose, Spent, SpentOn
@@ -205,7 +205,7 @@ class ActiveRun:
         if self._last_added and self._last_added[0].stored:
             self.drop_added()
         self._last_added = doubt, len(self.added)
-        return [(kind, {**about(self.record), **values}) for kind, values in self.added]
+        return [(kind, about_added(self.record, values)) for kind, values in self.added]
 
     def drop_added(self) -> None:
         """Drop the events that the last `added_events` returned, since they are stored."""

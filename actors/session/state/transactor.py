@@ -240,7 +240,7 @@ class Transactor:
             runs=[*runs, *([new_run] if new_run else [])],
             next_index=self._journal.session.next_index,
         )
-        numbered = self._journal.number(events)
+        numbered = self._journal.number(self._with_turn_ids(events, turns))
         calls = await self._calls_of(numbered)
         bodies = [encode(block) for block in blocks] if encoded is None else encoded
         live = self._state.active is not None if live is None else live
@@ -291,6 +291,14 @@ class Transactor:
             self._outbox.tell(self._journal.clock())
         if blocks:
             self._journal.blocks.cache.add(session.log, session.log_size - len(blocks), blocks)
+
+    def _with_turn_ids(self, events: Sequence[NewEvent], turns: Sequence[TurnRecord]) -> Sequence[NewEvent]:
+        """Return the events of a commit of these turns, each with the id that the caller gave its turn, if any."""
+        known = [self._state.head, *(run.turn for run in self._state.known_runs), *turns]
+        ids = {turn.index: turn.turn_id for turn in known if turn and turn.turn_id}
+        if not ids:
+            return events
+        return [(kind, {"turn_id": ids.get(values.get("turn_index", -1)), **values}) for kind, values in events]
 
     def _of_namespace(self, change: DeliveryChange) -> DeliveryChange:
         """Return a change of a delivery of this session, which this process's namespace carries out."""

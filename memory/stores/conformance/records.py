@@ -171,14 +171,14 @@ async def check_every_event_comes_back(store: SessionStore) -> None:
         "step_ended": {"step": "s", "name": TEXT, "is_error": True, "seconds": 1e-9},
         "run_completed": {"stop_reason": TEXT, "usage": USAGE},
         "run_cancelled": {"why": TEXT, "discarded": True, "code": "merged", "successor": "r'%\"\\ü"},
-        "run_started": {"turn_id": TEXT, "prompt": (("", 2**40, 2**41),), "input": (("7", 0, 1), ("", 0, 2**40))},
+        "run_started": {"prompt": (("", 2**40, 2**41),), "input": (("7", 0, 1), ("", 0, 2**40))},
         "input_replaced": {"input": (("", 0, 2**40),)},
         "run_failed": {"why": "", "code": TEXT},
         "run_interrupted": {"why": "'\"\\%"},
         "window_compacted": {"strategy": TEXT, "tokens_before": 2**40, "tokens_after": 0, **compaction_fields},
         "compaction_failed": {"strategy": "", "attempt": 1, "of": 2**40, "why": TEXT, "usage": USAGE},
     }
-    every: dict[str, Any] = {"turn_index": 7, "run_id": "r'%\"\\ü"}
+    every: dict[str, Any] = {"turn_index": 7, "turn_id": TEXT, "run_id": "r'%\"\\ü", "labels": {TEXT: TEXT, "": ""}}
     common: dict[str, Any] = {"session_id": "s", "at": 1763700000.123456}
     events: list[Event] = []
     for seq, (kind, cls) in enumerate(KINDS.items(), 1):

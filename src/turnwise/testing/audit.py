@@ -29,6 +29,7 @@ from turnwise.memory.conversation.branches import Branches, are_valid, is_shown,
 from turnwise.memory.conversation.events import (
     AnyEvent,
     BlocksRemoved,
+    CustomEvent,
     Event,
     RunEnded,
     RunStarted,
@@ -240,7 +241,7 @@ def _events_hold(session: StoredSession, *, all_ended: bool) -> Iterator[Finding
     active = None
     ended: set[str] = set()
     for event in session.events:
-        if event.run_id in ended:
+        if event.run_id in ended and not isinstance(event, CustomEvent):
             yield "one terminal event, the last", f"{event!r} comes after the end of its run"
         if isinstance(event, RunStarted):
             if active is not None:

@@ -264,10 +264,11 @@ class MessagesShown(Shown):
 class AddEvent(Body):
     """An event of your own."""
 
-    model_config = example(name="ticket", data={"number": 4711})
+    model_config = example(name="ticket", data={"number": 4711}, labels={"queue": "billing"})
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
     data: JsonObject | None = None
+    labels: dict[str, str] | None = None
 
 
 class RunTool(Body):

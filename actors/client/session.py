@@ -167,6 +167,8 @@ class AsyncSession:
 
         Args:
             messages: dicts, or objects of the provider's client or of the library, oldest first; see `MessageFormat`.
+                If they have a `created_at`, `createdAt` or `timestamp` (seconds since the epoch, or a time with a time
+                zone), a turn's `created_at` is that of its first message.
             format: their format; by default it is detected, which fails if two formats are mixed.
             system: the system prompt, where it is not among the messages. Several become one, at the beginning.
             idempotency_key: identifies this import; by default a digest of the messages does. Pass one to store the

@@ -69,9 +69,10 @@ class Importing:
     ) -> int:
         """Store a conversation behind the newest turn, in one commit; return the index of its last turn.
 
-        A turn consists of prompts and of the blocks up to the next prompt. Prompts at the end become a turn that waits
-        for a run, as appended prompts do; so do answers without any prompt. If the conversation continues the session's
-        own and has no key, only its new blocks are stored.
+        A turn consists of prompts and of the blocks up to the next prompt. Its time is that of its first message if the
+        messages have times, else now. Prompts at the end become a turn that waits for a run, as appended prompts do; so
+        do answers without any prompt. If the conversation continues the session's own and has no key, only its new
+        blocks are stored.
 
         Args:
             idempotency_key: repeating the key stores nothing and returns the same index, until the turns are cleared;
@@ -102,9 +103,8 @@ class Importing:
             stored_count = 0 if idempotency_key else await self._count_stored(conversation.blocks)
             if stored_count == len(conversation.blocks):
                 return self._newest
-            return await self._add(
-                conversation.blocks[stored_count:], encoded[stored_count:], event_key, fingerprint, memory
-            )
+            new = conversation.part(stored_count, len(conversation.blocks))
+            return await self._add(new, encoded[stored_count:], event_key, fingerprint, memory)
 
         return await self._transactor.run(change)
 
@@ -208,9 +208,8 @@ class Importing:
             reason = f"prompts of session {state.session_id!r} wait for a run: start it, or remove them"
             raise InvalidInputError("messages", len(state.run_queue.pending.prompt), reason)
 
-    async def _add(
-        self, blocks: Sequence[AnyBlock], encoded: list[str], key: str, fingerprint: str, memory: MemoryUse
-    ) -> int:
+    async def _add(self, conversation: Given, encoded: list[str], key: str, fingerprint: str, memory: MemoryUse) -> int:
+        blocks, times = conversation.blocks, conversation.times
         head, now = self._state.head, self._journal.clock()
         span, session = self._journal.extend(len(blocks))
         turns: list[TurnRecord] = []
@@ -218,9 +217,11 @@ class Importing:
         before = head
         for start, answer, stop in exchanges(blocks):
             index = session.next_index + len(turns)
+            written_at = times[start] if times else None
+            created_at = now if written_at is None else min(written_at, now)  # clocks elsewhere may be ahead
             turn_span = Span(span.log, span.start + start, span.start + stop)
             prompt, output = cut([turn_span], answer - start)
-            turn = TurnRecord(index=index, prompt=prompt, appended=prompt, created_at=now)
+            turn = TurnRecord(index=index, prompt=prompt, appended=prompt, created_at=created_at)
             added = {
                 "turn_index": index,
                 "span": (turn_span.start, turn_span.stop),

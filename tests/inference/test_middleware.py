@@ -212,13 +212,13 @@ async def test_middleware_wraps_each_call_of_a_function() -> None:
         given.append(turn.blocks)
         return next(steps)
 
-    layers = [Noting("outer", notes), SystemPrompt("Be brief.")]
+    layers: list[Middleware] = [Noting("outer", notes), SystemPrompt("Be brief.")]
     outcome = await run(await core_of(FunctionEngine(answer, tools=[look], middleware=layers)))
     assert notes == ["outer in", "outer out"] * 2
     assert outcome.turn and outcome.turn.output == (*LOOK, result("cat"), *DONE)
     assert [blocks[0] for blocks in given] == [System(text="Be brief.")] * 2
     with pytest.raises(ConfigError, match="middleware"):
-        FunctionEngine(answer, middleware=["Be brief."])  # type: ignore[arg-type]
+        FunctionEngine(answer, middleware=["Be brief."])  # type: ignore[list-item]
 
 
 def test_middleware_and_hooks_pickle_with_their_engine_and_are_checked() -> None:

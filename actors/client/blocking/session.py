@@ -256,7 +256,8 @@ class Session:
         answered; `rollback` drops it.
 
         After a merge, all handles refer to the merged run. Two runs can be merged if these options are equal: model,
-        params, output, instructions, tools, memory, timeout_s, parent and engine, and if the new run has no `turn_id`.
+        params, output, instructions, tools, overflow, memory, timeout_s, parent and engine, and if the new run has no
+        `turn_id`.
         Otherwise the new run is queued as with `enqueue`.
 
         An injected prompt is sent with the next tool results or approval decision; its run then ends with the active
@@ -301,6 +302,8 @@ class Session:
                 calls them waits until their results come by `provide` of its handle, from any process. Their JSON
                 schemas check the arguments. Instructions and tools are recorded with the run and apply to all of its
                 steps, also after another process resumes it.
+            overflow: how this run alone shortens its requests: by `KeepLast(turns=5)`, `Trim(2_000)` or
+                `DeleteOldest()`. Later runs continue the whole conversation again, by the manager's strategy.
             on_event: a function that is called with each event of the run, deltas included, in order, beside the run:
                 in a thread, or in a task of the asynchronous family, which takes coroutine functions too. What it
                 raises is logged and changes nothing. `wait` of the returned handle waits for it.

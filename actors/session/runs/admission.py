@@ -106,6 +106,7 @@ class StartOptions(TypedDict, total=False):
     output: Mapping[str, Any] | None
     instructions: str | None
     tools: Mapping[str, Mapping[str, Any]] | None
+    overflow: Mapping[str, Any] | None
     says: str | None
     trace: Mapping[str, str] | None
 
@@ -156,7 +157,7 @@ class _StartRequest:
 
     def _fingerprint(self) -> str:
         """Return a digest of the prompts and of the options of the model call."""
-        options = [self.options.get(name) for name in ("model", "params", "output", "instructions", "tools", "says")]
+        options = [self.options.get(name) for name in _FINGERPRINTED]
         return hashlib.sha256("\n".join([*self.encoded, json.dumps(options, sort_keys=True)]).encode()).hexdigest()
 
 
@@ -274,6 +275,7 @@ class RunAdmission:
             output: the type of the run's answer; see `OutputType`.
             instructions: the system prompt of this run alone.
             tools: the tools of this run alone; see `RunContext.tools`.
+            overflow: the overflow strategy of this run alone; see `strategies/of_run`.
             says: the run's answer; no model is asked. See `say`.
             trace: the W3C trace context of the caller.
 
@@ -868,7 +870,7 @@ class RunAdmission:
         else:
             model, params, output = None, FrozenDict(), {"says": says}
         now, silence_s = self._journal.clock(), options.get("debounce_s")
-        return RunRecord(
+        record = RunRecord(
             **state.key._asdict(),
             turn_index=0,
             state="queued",
@@ -887,8 +889,11 @@ class RunAdmission:
             output=FrozenDict(output) if output else None,
             instructions=instructions,
             tools=FrozenDict(tools),
+            overflow=FrozenDict(options.get("overflow") or {}) or None,
             joins=bool(state.busy) and request.if_busy == "inject" and not any(map(options.get, _OWN_OPTIONS)),
         )
+        request.run_resources.compactor_of(record)  # refuses a strategy that this session's window does not allow
+        return record
 
     async def _find_run(self, request: _StartRequest, *, stored: bool = False) -> Started | None:
         """Return the run with this id or idempotency key, or None; with `stored`, look up the id in the store too."""
@@ -929,10 +934,15 @@ def asks_alike(first: RunRecord, second: RunRecord) -> bool:
     return all(getattr(first, name) == getattr(second, name) for name in _COMPARED)
 
 
-_OWN_OPTIONS = ("turn_id", "parent", "timeout_s", "memory", "model", "params", "output", "instructions", "tools")
+_FINGERPRINTED = ("model", "params", "output", "instructions", "tools", "overflow", "says")
+"""The options of the model call, which are the same in a repeated request."""
+
+_OWN_OPTIONS = (
+    *("turn_id", "parent", "timeout_s", "memory", "model", "params", "output", "instructions", "tools", "overflow"),
+)
 """The options that keep a run from joining another one, since it would lose them."""
 
-_COMPARED = ("engine", "parent", "timeout_s", "memory", "model", "params", "output", "instructions", "tools", "joins")
+_COMPARED = ("engine", *_OWN_OPTIONS[1:], "joins")
 
 
 def _check_instructions(instructions: str | None, config: SessionConfig) -> None:

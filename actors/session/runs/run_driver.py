@@ -343,6 +343,7 @@ class RunDriver:
         turn, blocks = run.turn, list[Block]()
         if not discarded:
             turn, blocks, session = run.with_output(attempt.output(ending), session, status=state, **fields)
+            turn = run.restored(turn, self._state.head)
         return Ended(end, turn, end_event(end, blocks, session, discarded=discarded), blocks, session)
 
     def _after_end(self) -> None:

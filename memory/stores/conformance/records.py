@@ -108,7 +108,8 @@ async def check_every_field_of_a_run_comes_back(store: SessionStore) -> None:
     texts = {"why": TEXT, "labels": freeze({TEXT: TEXT, "": ""}), "idempotency": Idempotency("k'\"\\%", "f" * 64)}
     texts |= {"parent": "p'\"\\%", "engine": "e'\"\\%", "successor": "s'\"\\%\\ü"}
     request: dict[str, Any] = {"model": "m'%\"\\ü", "params": NESTED, "output": NESTED}
-    request |= {"instructions": TEXT, "tools": NESTED, "trace": freeze({"traceparent": "00-1-2-01", "parent": "3"})}
+    request |= {"instructions": TEXT, "tools": NESTED, "overflow": NESTED}
+    request |= {"trace": freeze({"traceparent": "00-1-2-01", "parent": "3"})}
     runs = {
         "r'%\"\\ü": a_run(
             "r'%\"\\ü", 2, "failed", **times, **texts, **spent, **request, first_seq=2**40, memory="read"
@@ -119,7 +120,7 @@ async def check_every_field_of_a_run_comes_back(store: SessionStore) -> None:
             "empty", 5, why="", started_at=0.0, ended_at=0.0, timeout_s=0.0, usage=Usage(), stop_reason="", memory="off"
         ),
         "traced": a_run("traced", 6, trace=freeze({"traceparent": "00-1-2-01"})),
-        "joining": a_run("joining", 7, joins=True),
+        "joining": a_run("joining", 7, joins=True, overflow=freeze({"strategy": TEXT, "turns": 2**40})),
         "saying": a_run("saying", 8, output=freeze({"says": TEXT})),
     }
     for run in runs.values():

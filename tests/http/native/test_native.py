@@ -274,6 +274,11 @@ async def test_sessions_are_appended_to_forked_compacted_and_cleared(folder: Pat
         assert [turn["text"] for turn in (await client.get(f"{path}/turns")).json()["items"]] == ["third"]
         assert (await client.post(f"{path}/engine", json={"engine": "scripted"})).status_code == 204
         assert (await ran(client, path, "who"))["text"] == " ann"
+        short = {"prompt": "who", "overflow": {"strategy": "KeepLast", "turns": 1}}
+        assert (await client.post(f"{path}/runs?wait_s=60", json=short)).is_success
+        for strategy in ({"strategy": "Summarize"}, {"strategy": "KeepLast", "turns": 0}, {}):
+            refused = await client.post(f"{path}/runs", json={"prompt": "who", "overflow": strategy})
+            assert refused.status_code == 422 and "overflow" in refused.text
         unknown = await client.post(f"{path}/engine", json={"engine": "none"})
         assert unknown.status_code == 422 and unknown.json()["error"] == "config"
 

@@ -56,7 +56,7 @@ from turnwise.actors.client.shared.arguments import (
     checks_init,
     json_object,
 )
-from turnwise.actors.client.shared.once_store import ONCE, once_client
+from turnwise.actors.client.shared.once_store import ONCE, once_client, once_url
 from turnwise.actors.client.shared.run_options import RunOptions
 from turnwise.actors.client.shared.sessions_client import DEFAULT_STORE, HistoryArgument, SessionsClient, StoreArgument
 from turnwise.actors.client.store_reads import AsyncStoreReads
@@ -192,7 +192,13 @@ class AsyncSessionManager:
         )
         self._store = AsyncStoreReads(self._client, is_encrypted=encryption is not None)
         self._once = AsyncOnce(
-            self._client.runtime, partial(once_client, namespace, engine, self._config, self._client)
+            self._client.runtime,
+            once_url(self._client),
+            partial(
+                *(once_client, namespace, engine, self._config, self._client),
+                history_store=history_store,
+                encryption=encryption,
+            ),
         )
         self._subscriptions: Any = []
         """Those to close with the manager."""
@@ -429,7 +435,10 @@ class AsyncSessionManager:
         engine: str | None = None,
         **options: Unpack[RunOptions],
     ) -> AsyncExecutionHandle:
-        """Start a run without a history and without memories, of which nothing is stored.
+        """Start a run without a history and without memories, of which this manager's store keeps nothing.
+
+        If the manager has a history store, that one keeps the run's events, under the handle's session id and the user,
+        until `forget` deletes them; they arrive there soon after they happened. Otherwise nothing is stored.
 
         It has a session of its own in the memory of the Ray cluster. The handle waits, streams and cancels as any
         other, from any process; a minute after the run has ended it may be gone, and then its methods raise
@@ -866,6 +875,8 @@ class AsyncSessionManager:
     async def forget(self, user_id: str, *, verify: bool = True) -> Forgotten:
         """Delete a user's sessions, webhooks and what this manager's memories keep; return what was removed.
 
+        The user's events in the event store go too, those of `run_once` among them.
+
         Active runs are cancelled. The sessions are deleted first, so that they save nothing while memories are
         cleared. The call may be repeated, and must be repeated if it fails halfway. What other users said about this
         user stays in their own memories. What the user has spent stays in the ledger, without the user.
@@ -879,6 +890,7 @@ class AsyncSessionManager:
         """
         self._check_writes("*", "forget")
         await self._start.done()
+        await self._once.forget(user_id)
         return await forget(self._client, self._store, user_id, verify=verify)
 
     @checked(user_id=UserId, agent=AgentName | None, keep_last=Count, memory=bool, verify=bool)

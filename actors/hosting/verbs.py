@@ -442,9 +442,11 @@ async def agents(reader: Reader) -> list[SessionKey]:
 
 
 @changes()
-async def delete(service: SessionService, *, verify: bool, updated_at: float | None) -> Forgotten:
-    """Delete the session, and nothing that memories have of it."""
-    return await service.delete(memory=False, verify=verify, updated_at=updated_at)
+async def delete(
+    service: SessionService, *, verify: bool, updated_at: float | None, keeps_events: bool = False
+) -> Forgotten:
+    """Delete the session, and nothing that memories have of it, nor what an event store is to keep of it."""
+    return await service.delete(memory=False, verify=verify, updated_at=updated_at, keeps_events=keeps_events)
 
 
 @changes(needs_engine=True)

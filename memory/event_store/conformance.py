@@ -246,6 +246,12 @@ async def check_users_do_not_share_events(history: HistoryStore) -> None:
     equal(
         [await history.last_seq(key) for key in keys], [0, 1, *[2] * (len(keys) - 2)], "what deletions leave to others"
     )
+    another = SessionKey("another", keys[2].user_id)
+    await history.append(another, [_event(1, session_id="another", user_id=another.user_id)])
+    for _ in range(2):
+        await history.delete_user(another.user_id)
+        left = [await history.last_seq(key) for key in (*keys, another)]
+        equal(left, [0, 1, 0, *[2] * (len(keys) - 3), 0], "what the deletion of a user leaves to others")
 
 
 @_law
@@ -332,5 +338,6 @@ async def check_a_closed_history_raises_store_closed_error(history: HistoryStore
         "events": history.events(SessionKey("s")),
         "last_seq": history.last_seq(SessionKey("s")),
         "delete": history.delete(SessionKey("s")),
+        "delete_user": history.delete_user("u"),
     }.items():
         await refuses(StoreClosedError, call, f"{verb} of a closed history")

@@ -157,6 +157,17 @@ class SessionHost:
         outcome = self._client.outcome(answer.outcome, cache) if answer.outcome else None
         return StartedRun(answer.run_id, answer.turn_index, outcome, answer.dropped)
 
+    def delete_but_events(self, updated_at: float) -> Forgotten:
+        """Delete the session if its last commit was at this time; the event store keeps its events.
+
+        Raises:
+            SessionInUseError, SessionChangedError: see `delete`.
+            StoreError: the event store has not got all events yet; nothing was deleted.
+        """
+        report = self.ask(verbs.delete(verify=False, updated_at=updated_at, keeps_events=True))
+        self._client.drop(self._ref)
+        return report
+
     def delete(self, *, memory: bool, verify: bool, updated_at: float | None = None) -> Forgotten:
         """Delete the session and its agents', leaves first; if `memory` is set, the client's memories forget them too.
 

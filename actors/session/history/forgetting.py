@@ -17,6 +17,7 @@ from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
 from turnwise.actors.session.memory.unsaved_turns import SavingProgress
 from turnwise.actors.session.state.alarm import Alarm
+from turnwise.actors.session.state.journal import FLUSH_S
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
 from turnwise.actors.session.window.leaving_out import carrying, without
@@ -47,9 +48,6 @@ from turnwise.memory.stores.reading import INDEX, SEQ, pages
 
 TURNS_PAGE = 1000
 """How many turns are read at once."""
-
-FLUSH_S = 5.0
-"""How long events may take to arrive in the history store before those of cleared turns are deleted there."""
 
 
 class Forgetting:
@@ -284,7 +282,14 @@ class Forgetting:
         indices = from_user(all_blocks, range(len(blocks), len(all_blocks)))
         return join(restricted_places[index - len(blocks)] for index in indices), summaries
 
-    async def delete(self, *, memory: bool = True, verify: bool = False, updated_at: float | None = None) -> Forgotten:
+    async def delete(
+        self,
+        *,
+        memory: bool = True,
+        verify: bool = False,
+        updated_at: float | None = None,
+        keeps_events: bool = False,
+    ) -> Forgotten:
         """Delete the session permanently, with what memories keep of it; forks keep the blocks that they use.
 
         Memories are cleared first, so that a delete that fails can be repeated.
@@ -293,6 +298,7 @@ class Forgetting:
             memory: if false, memories keep what they have of the session.
             verify: see `forget_turn`.
             updated_at: delete only if the session's last commit was at this time.
+            keeps_events: whether the history store keeps the session's events; see `Journal.delete`.
 
         Raises:
             SessionInUseError: a run is active or queued; nothing was deleted.
@@ -313,7 +319,7 @@ class Forgetting:
                 if self._journal.session.called_by is not None:
                     await self._hand_back_results()
                 await self._transactor.store_unbilled()  # for the ledger, which stays
-                turns = await self._journal.delete()
+                turns = await self._journal.delete(keeps_events=keeps_events)
             except BaseException:
                 self._ingestion.load()
                 raise

@@ -68,6 +68,9 @@ class RunCallbacks(Protocol):
     async def store_added(self, run: ActiveRun) -> None:
         """Store the events that the run's engine has added, unless another commit has stored them. Raises nothing."""
 
+    async def store_input(self, attempt: Attempt, blocks: Sequence[Block]) -> None:
+        """See `StepContext.store_input`."""
+
     async def record(
         self,
         attempt: Attempt,
@@ -422,6 +425,11 @@ class Attempt:
             raise _ended()
         self._end_part()
         return await self._callbacks.record(self, list(map(_storable, blocks)), events, calls or {}, suspends=suspends)
+
+    async def store_input(self, blocks: Sequence[Block]) -> None:
+        if self.closed:
+            raise _ended()
+        await self._callbacks.store_input(self, list(map(_storable, blocks)))
 
     async def make_room(self, *, too_long: bool = False) -> Turn:
         if self.closed:

@@ -213,6 +213,19 @@ class StepContext(RunContext, Protocol):
             StoreError: it could not be stored within `SessionConfig.store_retry_s`.
         """
 
+    async def store_input(self, blocks: Sequence[Block]) -> None:
+        """Store blocks in place of the input of the run's turn; later turns continue them. Durable on return.
+
+        Blocks that the input has stay where they are; the others are added to the turn's prompts. Recalled blocks are
+        left out. If nothing differs, nothing is stored.
+
+        Args:
+            blocks: all blocks of the turn, which end with what the run has recorded.
+
+        Raises:
+            EngineError: they do not end with it, or a block cannot be stored; nothing was stored.
+        """
+
     async def make_room(self, *, too_long: bool = False) -> Turn:
         """Return the run's turn, shortened if needed so that a request with it fits the model's window.
 

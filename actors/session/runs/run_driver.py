@@ -20,6 +20,7 @@ from turnwise.actors.session.memory.unsaved_turns import SavingProgress
 from turnwise.actors.session.runs.agents import AgentCalls
 from turnwise.actors.session.runs.prompt_joining import Joining, PromptJoining
 from turnwise.actors.session.runs.refused_media import leave_out
+from turnwise.actors.session.runs.stored_input import with_input
 from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.recorded_output import RecordedOutput
 from turnwise.actors.session.state.run_events import about, end_event, placed, request_event, start_event
@@ -33,10 +34,10 @@ from turnwise.memory.background import log_failure, retry
 from turnwise.memory.conversation.blocks import Block, Text, ToolResult
 from turnwise.memory.conversation.branches import first_change, without_version
 from turnwise.memory.conversation.calls.tool_calls import CallState, encode_calls
-from turnwise.memory.conversation.events import Event, TurnReplaced
+from turnwise.memory.conversation.events import Event, InputReplaced, TurnReplaced
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import join, union
+from turnwise.memory.conversation.spans import join, to_places, union
 from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.turns import Turn, TurnRecord, turn_id
 from turnwise.memory.conversation.usage import Usage
@@ -404,6 +405,24 @@ class RunDriver:
         if too_long:
             await self._fitting.shrink(run)
         return await self._fitting.make_room(run)
+
+    async def store_input(self, attempt: Attempt, blocks: Sequence[Block]) -> None:
+        """See `StepContext.store_input`."""
+        run = attempt.run
+
+        async def change() -> None:
+            if run.done.done() or run.attempt is not attempt:
+                raise EngineError("the run has ended: nothing can be added to it")
+            session, cache = self._journal.session, self._journal.blocks.cache
+            turn, new = with_input(run.turn, blocks, run.output.blocks, cache, session)
+            if turn.input == run.turn.input:
+                return
+            event = InputReplaced, {**about(run.record), "input": to_places(turn.input, session.log)}
+            _, session = self._journal.extend(len(new))
+            await self._transactor.commit(session, [event], blocks=new, turns=[turn])
+            run.turn = turn
+
+        await self._transactor.run_with_retries(change)
 
     async def store_added(self, run: ActiveRun) -> None:
         """See `RunCallbacks`."""

@@ -81,6 +81,11 @@ class SessionConfig:
     max_metadata_bytes: PositiveCount = 65_536
     """The largest metadata of a session, as UTF-8 JSON."""
 
+    storage_limit: PositiveCount | None = None
+    """How many blocks (prompts, answers, calls and results) a session keeps stored. Above it, the oldest turns go for
+    good once no run is active or queued, with their events, and with the summaries that they are part of. The newest
+    turn stays, and so do turns that a memory has yet to get. Long-term memories keep what they have."""
+
     max_labels: Count = 64
     """The maximum number of labels of a run, and of an event that a caller adds."""
 

@@ -20,6 +20,7 @@ from turnwise.actors.session.history.forgetting import Forgetting
 from turnwise.actors.session.history.forking import Forking
 from turnwise.actors.session.history.importing import Importing
 from turnwise.actors.session.history.marking import Marking
+from turnwise.actors.session.history.pruning import Pruning
 from turnwise.actors.session.history.titles import Titles
 from turnwise.actors.session.history.versions import Versions
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
@@ -112,6 +113,17 @@ class SessionCore:
         self.next_window = NextWindow(state, transactor, engines, plans, self.compaction)
         fitting = RequestFitting(state, transactor, plans, self.compaction, self.retrieval)
         titles = Titles(state, transactor, engines, tasks, spending=spending, bill=bill)
+        self.forgetting = Forgetting(
+            state,
+            transactor,
+            engines,
+            compaction=self.compaction,
+            retrieval=self.retrieval,
+            ingestion=self.ingestion,
+            progress=progress,
+            alarm=alarm,
+        )
+        self._pruning = pruning = Pruning(state, transactor, engines, tasks, self.forgetting)
         joining = PromptJoining(state, engines, spending)
         agents = AgentCalls(state, spending)
         driver = RunDriver(
@@ -128,6 +140,7 @@ class SessionCore:
             progress=progress,
             agents=agents,
             titles=titles,
+            pruning=pruning,
         )
         self._recovery = Recovery(state, transactor, engines, driver, self.ingestion)
         self.versions = Versions(state, transactor)
@@ -148,26 +161,19 @@ class SessionCore:
             state, transactor, engines, driver=driver, joining=joining, reads=self.reads, agents=agents
         )
         self.inbox = Inbox(state, transactor, self.admission, self.approvals)
-        self.forgetting = Forgetting(
-            state,
-            transactor,
-            engines,
-            compaction=self.compaction,
-            retrieval=self.retrieval,
-            ingestion=self.ingestion,
-            progress=progress,
-            alarm=alarm,
-        )
         self.removals = Removals(state, transactor)
         self.marking = Marking(state, transactor)
         self.additions = Additions(state, transactor, engines, self.reads)
         self.row = SessionRow(state, transactor, engines)
         self.forking = Forking(state, transactor, self.forgetting, alarm)
-        self.importing = Importing(state, transactor, engines, self.ingestion, progress)
+        self.importing = Importing(
+            state, transactor, engines, ingestion=self.ingestion, progress=progress, pruning=pruning
+        )
         self.ownership = Ownership(state, transactor, engines, self.compaction, self.ingestion)
 
     async def _recover(self, activation: Activation, begun: set[str]) -> None:
         await self._recovery.recover(activation, begun)
+        self._pruning.watch()
 
     def use(
         self,

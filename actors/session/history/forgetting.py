@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from turnwise.actors.inference.attempt import reason
@@ -37,7 +38,18 @@ from turnwise.memory.conversation.events import Event, SetsInput, TurnForgotten,
 from turnwise.memory.conversation.marks import count_marks
 from turnwise.memory.conversation.remainder import from_user
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import Seen, Span, Spans, join, overlap, places, subtract, to_places, union
+from turnwise.memory.conversation.spans import (
+    Seen,
+    Span,
+    Spans,
+    join,
+    overlap,
+    places,
+    size,
+    subtract,
+    to_places,
+    union,
+)
 from turnwise.memory.conversation.turns import TurnRecord, turn_id
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.longterm.base import Scope, is_read_only
@@ -185,6 +197,33 @@ class Forgetting:
         done = await self._transactor.run(change)
         await self._retrieval.recall_anew()
         return done
+
+    async def prune(self, limit: int) -> int:
+        """Remove the oldest turns until the others have at most `limit` blocks; return how many they have then.
+
+        The newest shown turn stays, and so do turns that a memory lacks. Call it within a change, while no run is
+        active or queued.
+        """
+        turns = await self._all_turns()
+        is_among = shown_among(self._journal.session.branches)
+        shown = [turn.index for turn in turns if is_among(turn.index)]
+        last = self._progress.saved + 1 if self._progress.writable else self._journal.session.next_index
+        stored = sum(map(_size, turns))
+        first, left = -1, stored
+        for turn, following in pairwise(turns):
+            left -= _size(turn)
+            if stored <= limit or following.index > min(last, shown[-1] if shown else -1):
+                break
+            if is_among(following.index):
+                first, stored = following.index, left
+        removed = [turn for turn in turns if turn.index < first]
+        if removed:
+            remaining = turns[len(removed) :]
+            await self._compaction.stop()
+            await self._remove(removed, remaining, None)
+            await self._clear_history(removed, remaining)
+            self._compaction.watch()
+        return stored
 
     async def _all_turns(self) -> list[TurnRecord]:
         read = partial(self._journal.store.turns, self._state.key, limit=TURNS_PAGE)
@@ -446,6 +485,11 @@ class Forgetting:
         if isinstance(slot.memory, Eraser):
             return await slot.memory.erase(self._scope, **turn_filter)
         return await erase(slot.memory, self._scope, **turn_filter)
+
+
+def _size(turn: TurnRecord) -> int:
+    """Return how many blocks a turn has added."""
+    return size(turn.prompt) + size(turn.output)
 
 
 def _remaining_blocks(

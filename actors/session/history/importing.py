@@ -10,6 +10,7 @@ from dataclasses import replace
 from turnwise.actors.inference.engine import NewEvent, Selective
 from turnwise.actors.inference.named_engines import NamedEngines
 from turnwise.actors.session.engines.session_engines import SessionEngines
+from turnwise.actors.session.history.pruning import Pruning
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory.unsaved_turns import SAVED, SavingProgress, use_of
 from turnwise.actors.session.state.run_events import is_snapshot
@@ -50,8 +51,10 @@ class Importing:
         state: SessionState,
         transactor: Transactor,
         engines: SessionEngines,
+        *,
         ingestion: MemoryIngestion,
         progress: SavingProgress,
+        pruning: Pruning,
     ) -> None:
         self._state = state
         self._journal = state.journal
@@ -59,6 +62,7 @@ class Importing:
         self._engines = engines
         self._ingestion = ingestion
         self._progress = progress
+        self._pruning = pruning
 
     async def import_turns(
         self,
@@ -248,6 +252,7 @@ class Importing:
             if not turn.is_open:
                 self._progress.add_ended(turn, use_of(turn))
         self._ingestion.save_soon()
+        self._pruning.watch()
         return turns[-1].index
 
 

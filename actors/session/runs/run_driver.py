@@ -13,6 +13,7 @@ from turnwise.actors.inference.engine import NewEvent, takes_prompts
 from turnwise.actors.inference.observing import within
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.engines.spending import Spending
+from turnwise.actors.session.history.pruning import Pruning
 from turnwise.actors.session.history.titles import Titles
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
@@ -92,6 +93,7 @@ class RunDriver:
         progress: SavingProgress,
         agents: AgentCalls,
         titles: Titles,
+        pruning: Pruning,
     ) -> None:
         self._state = state
         self._journal = state.journal
@@ -107,6 +109,7 @@ class RunDriver:
         self._progress = progress
         self._agents = agents
         self._titles = titles
+        self._pruning = pruning
         self.schedules: ScheduleAccess | None = None
         """See `RunContext.schedules`. Set it once; it refers to this driver, so pass a weak reference."""
 
@@ -352,6 +355,7 @@ class RunDriver:
         self._compaction.watch()
         self._ingestion.save_soon()
         self._titles.watch()
+        self._pruning.watch()
 
     def said(self, run: ActiveRun, text: str, session: SessionRecord) -> Ended:
         """Return the end of a run that says a text, for the commit that begins the run too; `session` is its row."""

@@ -221,6 +221,16 @@ def test_a_lost_answer_changes_nothing_for_a_strategy_of_one_run_and_late_events
     check(story, at_least=5, config={"on_lost": on_lost})
 
 
+@pytest.mark.parametrize("on_lost", ["interrupt", "resume"])
+def test_a_lost_answer_changes_nothing_for_turns_above_the_storage_limit(on_lost: OnLost) -> None:
+    async def story(world: World) -> None:
+        for prompt in ("one", "call:look two", "three", "four"):
+            await world.wait(await world.start(prompt))
+            await asyncio.sleep(LONG_S)
+
+    check(story, at_least=5, clears=True, config={"on_lost": on_lost, "storage_limit": 4})
+
+
 def test_a_lost_answer_changes_nothing_for_turns_that_are_forgotten_and_cleared() -> None:
     async def story(world: World) -> None:
         for prompt in ("one", "two", "three"):

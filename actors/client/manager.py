@@ -195,7 +195,11 @@ class AsyncSessionManager:
             self._client.runtime,
             once_url(self._client),
             partial(
-                *(once_client, namespace, engine, self._config, self._client),
+                once_client,
+                namespace,
+                engine,
+                self._config,
+                self._client,
                 history_store=history_store,
                 encryption=encryption,
             ),

@@ -201,7 +201,11 @@ class SessionManager:
             self._client.runtime,
             once_url(self._client),
             partial(
-                *(once_client, namespace, engine, self._config, self._client),
+                once_client,
+                namespace,
+                engine,
+                self._config,
+                self._client,
                 history_store=history_store,
                 encryption=encryption,
             ),

@@ -34,8 +34,8 @@ def with_input(
         reason = "what the run has answered so far is not at the end of the blocks: change only what is before it"
         raise EngineError(f"a middleware cannot store its blocks: {reason}")
     found: defaultdict[str, deque[Span]] = defaultdict(deque)
-    for place, block in zip(places(turn.input), cache.read(turn.input), strict=True):
-        found[encode(block)].append(place)
+    for place, earlier_block in zip(places(turn.input), cache.read(turn.input), strict=True):
+        found[encode(earlier_block)].append(place)
     parts, new = list[Span](), list[Block]()
     for block in shown[:count]:
         if earlier := found[encode(block)]:

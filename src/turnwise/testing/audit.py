@@ -134,7 +134,7 @@ async def audit(
         findings = [
             *_events_hold(session, all_ended=all_ended),
             *_successors_hold(session.runs),
-            *_turns_hold(steps, {run.turn_index for run in session.runs if run.overflow}, compacts=compacts),
+            *_turns_hold(steps, compacts=compacts, shortened={run.turn_index for run in session.runs if run.overflow}),
             *_removed_stay_away(session),
             *_versions_hold(session),
             *_events_tell(session.events, steps),
@@ -334,7 +334,7 @@ def _steps(turns: Iterable[Turn]) -> Iterator[_Step]:
         before, older = turn, spans
 
 
-def _turns_hold(steps: Iterable[_Step], shortened: Container[int], *, compacts: bool) -> Iterator[Finding]:
+def _turns_hold(steps: Iterable[_Step], *, compacts: bool, shortened: Container[int] = ()) -> Iterator[Finding]:
     is_valid = False
     for step in steps:
         turn = step.turn

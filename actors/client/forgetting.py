@@ -43,6 +43,8 @@ async def forget(client: SessionsClient, store: AsyncStoreReads, user_id: str, *
         for key in keys:
             # Without memories, which `forget` erases and verifies below.
             report += await AsyncSessionHost(client, SessionRef(key)).remove(memory=False, verify=False)
+    if history := client.history_store:
+        await steps.run(client.portal, history.delete_user, user_id)
     webhooks = [webhook for webhook in await store.ask("webhooks") if webhook.user_id == user_id]
     for webhook in webhooks:
         await AsyncWebhook(client, store, webhook).delete()

@@ -33,6 +33,7 @@ from turnwise.actors.client.shared.arguments import (
     IfExists,
     IfRaises,
     Instructions,
+    Labels,
     LedgerFields,
     Lifetime,
     Limit,
@@ -56,7 +57,7 @@ from turnwise.actors.client.shared.arguments import (
     checks_init,
     json_object,
 )
-from turnwise.actors.client.shared.once_store import ONCE, once_client
+from turnwise.actors.client.shared.once_store import ONCE, once_client, once_url
 from turnwise.actors.client.shared.run_options import RunOptions
 from turnwise.actors.client.shared.sessions_client import DEFAULT_STORE, HistoryArgument, SessionsClient, StoreArgument
 from turnwise.actors.client.store_reads import AsyncStoreReads
@@ -87,6 +88,7 @@ from turnwise.memory.conversation.model_params import ModelParams, merged
 from turnwise.memory.conversation.prompts import Prompt, takes_all
 from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord, SessionStatus
+from turnwise.memory.conversation.views.event_filter import event_filter
 from turnwise.memory.conversation.views.message_formats import MessageFormat
 from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.deliveries.webhooks import (
@@ -194,7 +196,17 @@ class AsyncSessionManager:
         )
         self._store = AsyncStoreReads(self._client, is_encrypted=encryption is not None)
         self._once = AsyncOnce(
-            self._client.runtime, partial(once_client, namespace, engine, self._config, self._client)
+            self._client.runtime,
+            once_url(self._client),
+            partial(
+                once_client,
+                namespace,
+                engine,
+                self._config,
+                self._client,
+                history_store=history_store,
+                encryption=encryption,
+            ),
         )
         self._subscriptions: Any = []
         """Those to close with the manager."""
@@ -435,7 +447,10 @@ class AsyncSessionManager:
         engine: str | None = None,
         **options: Unpack[RunOptions],
     ) -> AsyncExecutionHandle:
-        """Start a run without a history and without memories, of which nothing is stored.
+        """Start a run without a history and without memories, of which this manager's store keeps nothing.
+
+        If the manager has a history store, that one keeps the run's events, under the handle's session id and the user,
+        until `forget` deletes them; they arrive there soon after they happened. Otherwise nothing is stored.
 
         It has a session of its own in the memory of the Ray cluster. The handle waits, streams and cancels as any
         other, from any process; a minute after the run has ended it may be gone, and then its methods raise
@@ -683,6 +698,7 @@ class AsyncSessionManager:
         agent=AgentName | None,
         state=RunState | None,
         parent=ParentRun | None,
+        labels=Labels | None,
         since=Time | None,
         cursor=Text | None,
         limit=Limit,
@@ -694,6 +710,7 @@ class AsyncSessionManager:
         agent: str | None = None,
         state: RunState | None = None,
         parent: str | None = None,
+        labels: Mapping[str, str] | None = None,
         since: float | None = None,
         cursor: str | None = None,
         limit: int = 100,
@@ -707,13 +724,14 @@ class AsyncSessionManager:
         Args:
             state: only runs in this state.
             parent: only runs that were started on behalf of this run: see `Session.run`.
+            labels: only runs that have all of these labels.
             since: only runs that were created at this time or later, in seconds since the epoch.
         """
         query: dict[str, Any] = {"user_id": user_id, "agent": agent, "cursor": cursor, "limit": limit, "since": since}
         states = None if state is None else (state,)
         await self._start.done()
         runs: Page[RunRecord] = await self._store.run(
-            lambda store: find_runs(store, states=states, parent=parent, **query)
+            lambda store: find_runs(store, states=states, parent=parent, labels=labels or {}, **query)
         )
         return runs
 
@@ -723,6 +741,7 @@ class AsyncSessionManager:
         user_id=UserId | None,
         agent=AgentName | None,
         kinds=StoredKinds | None,
+        labels=Labels | None,
         cursor=Text | None,
         if_raises=IfRaises,
     )
@@ -734,6 +753,7 @@ class AsyncSessionManager:
         user_id: str | None = None,
         agent: str | None = None,
         kinds: Sequence[str] | None = None,
+        labels: Mapping[str, str] | None = None,
         cursor: str | None = None,
         if_raises: IfRaises = "repeat",
     ) -> AsyncSubscription:
@@ -751,6 +771,7 @@ class AsyncSessionManager:
             session_id: only the events of this session of the user, who is "default" if omitted; otherwise those of all
                 sessions of `user_id` and `agent`, or of all users and agents.
             kinds: only events of these kinds, such as `["run_completed", "run_failed"]`.
+            labels: only events that have all of these labels: those of their run, and their own.
             cursor: go on after the events that an earlier subscription with the same filters has handed out: its
                 `cursor`.
             if_raises: with "skip", the function gets the next event after one at which it raised; the error is logged.
@@ -767,7 +788,8 @@ class AsyncSessionManager:
             session.key if session else None,
             await self._store.now(),
         )
-        feed = AsyncEventFeed(self._client, query, session=key, kinds=kinds, start_time=now, cursor=cursor)
+        only = event_filter(kinds, labels)
+        feed = AsyncEventFeed(self._client, query, session=key, only=only, start_time=now, cursor=cursor)
         subscription = AsyncSubscription(feed, on_event, if_raises)
         self._subscriptions.append(subscription)
         return subscription
@@ -913,6 +935,8 @@ class AsyncSessionManager:
     async def forget(self, user_id: str, *, verify: bool = True) -> Forgotten:
         """Delete a user's sessions, webhooks and what this manager's memories keep; return what was removed.
 
+        The user's events in the event store go too, those of `run_once` among them.
+
         Active runs are cancelled. The sessions are deleted first, so that they save nothing while memories are
         cleared. The call may be repeated, and must be repeated if it fails halfway. What other users said about this
         user stays in their own memories. What the user has spent stays in the ledger, without the user.
@@ -926,6 +950,7 @@ class AsyncSessionManager:
         """
         self._check_writes("*", "forget")
         await self._start.done()
+        await self._once.forget(user_id)
         return await forget(self._client, self._store, user_id, verify=verify)
 
     @checked(user_id=UserId, agent=AgentName | None, keep_last=Count, memory=bool, verify=bool)

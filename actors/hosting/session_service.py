@@ -181,9 +181,13 @@ class SessionService:
     def _reader(self, reads: SessionReads) -> Reader:
         return Reader(reads, os.getpid(), self._node_id)
 
-    async def delete(self, *, memory: bool, verify: bool, updated_at: float | None) -> Forgotten:
+    async def delete(
+        self, *, memory: bool, verify: bool, updated_at: float | None, keeps_events: bool = False
+    ) -> Forgotten:
         """Delete the session; see `Forgetting.delete`."""
-        report = await self.core.forgetting.delete(memory=memory, verify=verify, updated_at=updated_at)
+        report = await self.core.forgetting.delete(
+            memory=memory, verify=verify, updated_at=updated_at, keeps_events=keeps_events
+        )
         self.is_deleted = True
         return report
 

@@ -20,6 +20,7 @@ from turnwise.actors.session.history.forgetting import Forgetting
 from turnwise.actors.session.history.forking import Forking
 from turnwise.actors.session.history.importing import Importing
 from turnwise.actors.session.history.marking import Marking
+from turnwise.actors.session.history.pruning import Pruning
 from turnwise.actors.session.history.titles import Titles
 from turnwise.actors.session.history.versions import Versions
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
@@ -65,7 +66,7 @@ class SessionCore:
        waiter wakes.
     2. What a call has stored is durable when the call returns. A commit (blocks, turns, runs, events) is stored whole
        or not at all.
-    3. A run has exactly one terminal event, and it is that run's last.
+    3. A run has exactly one terminal event, and it is that run's last; only what callers add comes behind it.
     4. The next request to a provider is always valid, whatever was cancelled, failed or crashed.
     5. A late result changes nothing, whether an engine ignored a cancel or another process has taken over the session:
        the run's context is closed, and the store refuses the stale epoch.
@@ -115,6 +116,17 @@ class SessionCore:
         self.next_window = NextWindow(state, transactor, engines, plans, self.compaction)
         fitting = RequestFitting(state, transactor, plans, self.compaction, self.retrieval)
         titles = Titles(state, transactor, engines, tasks, spending=spending, bill=bill)
+        self.forgetting = Forgetting(
+            state,
+            transactor,
+            engines,
+            compaction=self.compaction,
+            retrieval=self.retrieval,
+            ingestion=self.ingestion,
+            progress=progress,
+            alarm=alarm,
+        )
+        self._pruning = pruning = Pruning(state, transactor, engines, tasks, self.forgetting)
         joining = PromptJoining(state, engines, spending)
         agents = AgentCalls(state, spending)
         quota_checks = QuotaChecks(state, quotas)
@@ -133,6 +145,7 @@ class SessionCore:
             agents=agents,
             titles=titles,
             quotas=quota_checks,
+            pruning=pruning,
         )
         self._recovery = Recovery(state, transactor, engines, driver, self.ingestion)
         self.versions = Versions(state, transactor)
@@ -154,26 +167,19 @@ class SessionCore:
             state, transactor, engines, driver=driver, joining=joining, reads=self.reads, agents=agents
         )
         self.inbox = Inbox(state, transactor, self.admission, self.approvals)
-        self.forgetting = Forgetting(
-            state,
-            transactor,
-            engines,
-            compaction=self.compaction,
-            retrieval=self.retrieval,
-            ingestion=self.ingestion,
-            progress=progress,
-            alarm=alarm,
-        )
         self.removals = Removals(state, transactor)
         self.marking = Marking(state, transactor)
-        self.additions = Additions(state, transactor, self.reads)
+        self.additions = Additions(state, transactor, engines, self.reads)
         self.row = SessionRow(state, transactor, engines)
         self.forking = Forking(state, transactor, self.forgetting, alarm)
-        self.importing = Importing(state, transactor, engines, self.ingestion, progress)
+        self.importing = Importing(
+            state, transactor, engines, ingestion=self.ingestion, progress=progress, pruning=pruning
+        )
         self.ownership = Ownership(state, transactor, engines, self.compaction, self.ingestion)
 
     async def _recover(self, activation: Activation, begun: set[str]) -> None:
         await self._recovery.recover(activation, begun)
+        self._pruning.watch()
 
     def use(
         self,

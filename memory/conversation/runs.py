@@ -118,6 +118,8 @@ class RunRecord(Record):
     """The system prompt of this run alone, which its requests have after the engine's or the conversation's."""
     tools: FrozenDict = field(default_factory=FrozenDict)
     """The tools of this run alone, whose results its caller provides, by name: `description` and `parameters`."""
+    overflow: FrozenDict | None = None
+    """The overflow strategy of this run alone: its name, as `strategy`, and its settings. None for the session's."""
     joins: bool = False
     """Whether its prompts may join the active run while it is queued: see `run(if_busy="inject")`."""
     trace: FrozenDict = field(default_factory=FrozenDict)

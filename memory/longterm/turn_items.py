@@ -39,6 +39,8 @@ class TurnBlocks:
     run_id: str | None = None
     first_seq: int = 0
     """The number of the run's first event."""
+    turn_id: str | None = None
+    """The id that the caller gave the turn."""
 
 
 def turn_item(session_id: str, turn: TurnBlocks | None, spans: Spans, blocks: Sequence[Block]) -> MemoryItem | None:

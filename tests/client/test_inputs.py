@@ -72,6 +72,8 @@ from turnwise.memory.quotas.records import Quota
 from turnwise.memory.values.frozen_json import FrozenDict
 from turnwise.memory.values.ids import new_id
 from turnwise.memory.working.memory import WorkingMemory
+from turnwise.strategies.summarize import Summarize
+from turnwise.strategies.trim import Trim
 
 PORTAL = Portal()
 """The event loop of the asynchronous family."""
@@ -338,6 +340,7 @@ NO_PARTS: list[dict[str, Any]] = [
 """No parts of what `find_about` returns."""
 
 WRONG: dict[str, list[Any]] = {
+    "OverflowStrategy": ["Trim", {"strategy": "Trim"}, Trim, Summarize(EchoEngine())],
     "bool": [1, 0, "yes", 1.0],
     "int": [True, "1", 1.0, 2**63, -(2**63) - 1, 10**5000, "x" * 100_000],
     "int | str": [True, 1.0, 2**63, "", "\ud800", "x" * 100_000, ["a"]],

@@ -44,6 +44,8 @@ def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: b
         for key in keys:
             # Without memories, which `forget` erases and verifies below.
             report += SessionHost(client, SessionRef(key)).remove(memory=False, verify=False)
+    if history := client.history_store:
+        steps.run(client.portal, history.delete_user, user_id)
     webhooks = [webhook for webhook in store.ask("webhooks") if webhook.user_id == user_id]
     for webhook in webhooks:
         Webhook(client, store, webhook).delete()

@@ -181,6 +181,12 @@ class SessionsClient:
         return self._place.open_history(self.runtime) if self._place else None
 
     @property
+    def history_name(self) -> str | None:
+        """The URL of its history store, or a name in place of it; None without one."""
+        url = self._place.history_url if self._place else None
+        return url.url if isinstance(url, StoreObject) else url
+
+    @property
     def stores(self) -> tuple[SessionStore, HistoryStore | None]:
         """This process's store and history store (None without one); opened at first use."""
         with self._lock:

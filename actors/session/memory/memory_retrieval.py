@@ -259,7 +259,7 @@ class MemoryRetrieval:
 
 def _memory_limit(run: ActiveRun) -> int:
     """Return how many tokens of a request all memories may take, profiles included."""
-    compactor = run.run_resources.compactor
+    compactor = run.compactor
     return compactor.budget.max_tokens // SHARE if compactor else sys.maxsize
 
 

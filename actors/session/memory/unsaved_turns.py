@@ -111,7 +111,9 @@ class SavingProgress:
         saved_turns = self._engines.config.memory.save
         skip = use != "on" or turn.forgotten or (saved_turns == "completed" and turn.status != "completed")
         spans = join(turn.prompt, turn.output)
-        self._unsaved[turn.index] = TurnBlocks(turn.index, spans, turn.created_at, skip, turn.run_id, first_seq)
+        self._unsaved[turn.index] = TurnBlocks(
+            turn.index, spans, turn.created_at, skip, turn.run_id, first_seq, turn.turn_id
+        )
 
     def make_private(self, index: int) -> bool:
         """Do not save this turn in any more memories; return whether any memory still lacked it."""

@@ -108,6 +108,7 @@ class StartOptions(TypedDict, total=False):
     output: Mapping[str, Any] | None
     instructions: str | None
     tools: Mapping[str, Mapping[str, Any]] | None
+    overflow: Mapping[str, Any] | None
     says: str | None
     trace: Mapping[str, str] | None
 
@@ -158,7 +159,7 @@ class _StartRequest:
 
     def _fingerprint(self) -> str:
         """Return a digest of the prompts and of the options of the model call."""
-        options = [self.options.get(name) for name in ("model", "params", "output", "instructions", "tools", "says")]
+        options = [self.options.get(name) for name in _FINGERPRINTED]
         return hashlib.sha256("\n".join([*self.encoded, json.dumps(options, sort_keys=True)]).encode()).hexdigest()
 
 
@@ -278,6 +279,7 @@ class RunAdmission:
             output: the type of the run's answer; see `OutputType`.
             instructions: the system prompt of this run alone.
             tools: the tools of this run alone; see `RunContext.tools`.
+            overflow: the overflow strategy of this run alone; see `strategies/of_run`.
             says: the run's answer; no model is asked. See `say`.
             trace: the W3C trace context of the caller.
 
@@ -479,7 +481,7 @@ class RunAdmission:
         self, prompts: Sequence[Prompt], options: StartOptions, rerun: _Rerun | None = None
     ) -> _StartRequest:
         """Return the request of a run, whose prompts and options can be stored."""
-        _check_labels(options.get("labels") or {}, self._engines.config)
+        self._engines.config.check_labels(options.get("labels") or {})
         _check_instructions(options.get("instructions"), self._engines.config)
         _check_debounce(options)
         blocks, encoded = await self._accept(prompts)
@@ -588,7 +590,7 @@ class RunAdmission:
             run.turn = replacement.continued(run.turn) if replacement else run.turn
             event = start_event(run.record, run.turn, head, session, prompts, names_input=replacement is not None)
         if request.turn_id is not None:
-            event[1].update({"turn_id": request.turn_id, "key": turn_key(request.turn_id)})
+            event[1]["key"] = turn_key(request.turn_id)
         if begins and record.says is not None:
             return await self._store_said(request, run, record.says, event, session)
         await self._transactor.commit(
@@ -890,7 +892,7 @@ class RunAdmission:
         else:
             model, params, output = None, FrozenDict(), {"says": says}
         now, silence_s = self._journal.clock(), options.get("debounce_s")
-        return RunRecord(
+        record = RunRecord(
             **state.key._asdict(),
             turn_index=0,
             state="queued",
@@ -909,8 +911,11 @@ class RunAdmission:
             output=FrozenDict(output) if output else None,
             instructions=instructions,
             tools=FrozenDict(tools),
+            overflow=FrozenDict(options.get("overflow") or {}) or None,
             joins=bool(state.busy) and request.if_busy == "inject" and not any(map(options.get, _OWN_OPTIONS)),
         )
+        request.run_resources.compactor_of(record)  # refuses a strategy that this session's window does not allow
+        return record
 
     async def _find_run(self, request: _StartRequest, *, stored: bool = False) -> Started | None:
         """Return the run with this id or idempotency key, or None; with `stored`, look up the id in the store too."""
@@ -951,20 +956,15 @@ def asks_alike(first: RunRecord, second: RunRecord) -> bool:
     return all(getattr(first, name) == getattr(second, name) for name in _COMPARED)
 
 
-_OWN_OPTIONS = ("turn_id", "parent", "timeout_s", "memory", "model", "params", "output", "instructions", "tools")
+_FINGERPRINTED = ("model", "params", "output", "instructions", "tools", "overflow", "says")
+"""The options of the model call, which are the same in a repeated request."""
+
+_OWN_OPTIONS = (
+    *("turn_id", "parent", "timeout_s", "memory", "model", "params", "output", "instructions", "tools", "overflow"),
+)
 """The options that keep a run from joining another one, since it would lose them."""
 
-_COMPARED = ("engine", "parent", "timeout_s", "memory", "model", "params", "output", "instructions", "tools", "joins")
-
-
-def _check_labels(labels: Mapping[str, str], config: SessionConfig) -> None:
-    """Raise InvalidInputError for more or longer labels than sessions may have."""
-    if len(labels) > config.max_labels:
-        raise InvalidInputError("labels", shown(labels), f"must be at most {config.max_labels}, not {len(labels)}")
-    for text in (*labels, *labels.values()):
-        if len(text) > config.max_label_chars:
-            reason = f"must be at most {config.max_label_chars} characters long, not {len(text)}"
-            raise InvalidInputError("labels", shown(text), reason)
+_COMPARED = ("engine", *_OWN_OPTIONS[1:], "joins")
 
 
 def _check_instructions(instructions: str | None, config: SessionConfig) -> None:

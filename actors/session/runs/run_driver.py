@@ -13,6 +13,7 @@ from turnwise.actors.inference.engine import NewEvent, takes_prompts
 from turnwise.actors.inference.observing import within
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.engines.spending import Spending
+from turnwise.actors.session.history.pruning import Pruning
 from turnwise.actors.session.history.titles import Titles
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
@@ -21,6 +22,7 @@ from turnwise.actors.session.runs.agents import AgentCalls
 from turnwise.actors.session.runs.prompt_joining import Joining, PromptJoining
 from turnwise.actors.session.runs.quota_checks import QuotaChecks
 from turnwise.actors.session.runs.refused_media import leave_out
+from turnwise.actors.session.runs.stored_input import with_input
 from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.recorded_output import RecordedOutput
 from turnwise.actors.session.state.run_events import about, end_event, placed, request_event, start_event
@@ -34,10 +36,10 @@ from turnwise.memory.background import log_failure, retry
 from turnwise.memory.conversation.blocks import Block, Text, ToolResult
 from turnwise.memory.conversation.branches import first_change, without_version
 from turnwise.memory.conversation.calls.tool_calls import CallState, encode_calls
-from turnwise.memory.conversation.events import Event, TurnReplaced
+from turnwise.memory.conversation.events import Event, InputReplaced, TurnReplaced
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import join, union
+from turnwise.memory.conversation.spans import join, to_places, union
 from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.turns import Turn, TurnRecord, turn_id
 from turnwise.memory.conversation.usage import Usage
@@ -93,6 +95,7 @@ class RunDriver:
         agents: AgentCalls,
         titles: Titles,
         quotas: QuotaChecks,
+        pruning: Pruning,
     ) -> None:
         self._state = state
         self._journal = state.journal
@@ -109,6 +112,7 @@ class RunDriver:
         self._agents = agents
         self._titles = titles
         self._quotas = quotas
+        self._pruning = pruning
         self.schedules: ScheduleAccess | None = None
         """See `RunContext.schedules`. Set it once; it refers to this driver, so pass a weak reference."""
 
@@ -378,6 +382,7 @@ class RunDriver:
         turn, blocks = run.turn, list[Block]()
         if not discarded:
             turn, blocks, session = run.with_output(attempt.output(ending), session, status=state, **fields)
+            turn = run.restored(turn, self._state.head)
         return Ended(end, turn, end_event(end, blocks, session, discarded=discarded), blocks, session)
 
     def _after_end(self) -> None:
@@ -385,6 +390,7 @@ class RunDriver:
         self._compaction.watch()
         self._ingestion.save_soon()
         self._titles.watch()
+        self._pruning.watch()
 
     def said(self, run: ActiveRun, text: str, session: SessionRecord) -> Ended:
         """Return the end of a run that says a text, for the commit that begins the run too; `session` is its row."""
@@ -440,6 +446,24 @@ class RunDriver:
         else:
             await self._quotas.check_run(run)
         return await self._fitting.make_room(run)
+
+    async def store_input(self, attempt: Attempt, blocks: Sequence[Block]) -> None:
+        """See `StepContext.store_input`."""
+        run = attempt.run
+
+        async def change() -> None:
+            if run.done.done() or run.attempt is not attempt:
+                raise EngineError("the run has ended: nothing can be added to it")
+            session, cache = self._journal.session, self._journal.blocks.cache
+            turn, new = with_input(run.turn, blocks, run.output.blocks, cache, session)
+            if turn.input == run.turn.input:
+                return
+            event = InputReplaced, {**about(run.record), "input": to_places(turn.input, session.log)}
+            _, session = self._journal.extend(len(new))
+            await self._transactor.commit(session, [event], blocks=new, turns=[turn])
+            run.turn = turn
+
+        await self._transactor.run_with_retries(change)
 
     async def store_added(self, run: ActiveRun) -> None:
         """See `RunCallbacks`."""

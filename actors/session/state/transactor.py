@@ -250,7 +250,7 @@ class Transactor:
         )
         spent = self._ledger_rows(runs, new_run)
         counts = await self._counts(session, spent, runs, new_run)
-        numbered = self._journal.number(events)
+        numbered = self._journal.number(self._with_turn_ids(events, turns))
         calls = await self._calls_of(numbered)
         bodies = [encode(block) for block in blocks] if encoded is None else encoded
         live = self._state.active is not None if live is None else live
@@ -302,6 +302,14 @@ class Transactor:
             self._outbox.tell(self._journal.clock())
         if blocks:
             self._journal.blocks.cache.add(session.log, session.log_size - len(blocks), blocks)
+
+    def _with_turn_ids(self, events: Sequence[NewEvent], turns: Sequence[TurnRecord]) -> Sequence[NewEvent]:
+        """Return the events of a commit of these turns, each with the id that the caller gave its turn, if any."""
+        known = [self._state.head, *(run.turn for run in self._state.known_runs), *turns]
+        ids = {turn.index: turn.turn_id for turn in known if turn and turn.turn_id}
+        if not ids:
+            return events
+        return [(kind, {"turn_id": ids.get(values.get("turn_index", -1)), **values}) for kind, values in events]
 
     def _of_namespace(self, change: DeliveryChange) -> DeliveryChange:
         """Return a change of a delivery of this session, which this process's namespace carries out."""

@@ -117,7 +117,7 @@ def seal_run(key: UserKey, run: RunRecord) -> RunRecord:
     """Return the encrypted run. It has two encrypted parts, because commits change only one of them."""
     idempotency = run.idempotency
     fingerprint = idempotency.fingerprint if idempotency else None
-    request = [run.labels, fingerprint, run.params, run.output, run.instructions, run.tools]
+    request = [run.labels, fingerprint, run.params, run.output, run.instructions, run.tools, run.overflow]
     return replace(
         run,
         labels=_seal(key, _labels_place(run), request),
@@ -126,6 +126,7 @@ def seal_run(key: UserKey, run: RunRecord) -> RunRecord:
         output=None,
         instructions=None,
         tools=FrozenDict(),
+        overflow=None,
         calls=_seal(key, _run_place(run), [run.calls, run.why, run.stop_reason]),
         why=None,
         stop_reason=None,
@@ -134,7 +135,7 @@ def seal_run(key: UserKey, run: RunRecord) -> RunRecord:
 
 async def open_run(texts: Unsealing, run: RunRecord) -> RunRecord:
     request = await _open(texts, _labels_place(run), run.labels)
-    labels, fingerprint, params, output, instructions, tools = request
+    labels, fingerprint, params, output, instructions, tools, overflow = request
     calls, reason, stop_reason = await _open(texts, _run_place(run), run.calls)
     return replace(
         run,
@@ -144,6 +145,7 @@ async def open_run(texts: Unsealing, run: RunRecord) -> RunRecord:
         output=freeze(output),
         instructions=instructions,
         tools=freeze(tools),
+        overflow=freeze(overflow),
         calls=freeze(calls),
         why=reason,
         stop_reason=stop_reason,

@@ -156,6 +156,7 @@ runs = Table(
     Column("output", Text),
     Column("instructions", Text),
     Column("tools", Text),
+    Column("overflow", Text),
     Column("joins", Boolean),  # NULL if not
     Column("trace", Text),
     Column("parent", Text),

@@ -38,7 +38,18 @@ from turnwise.http.native.models import (
     TurnShown,
     prompts_of,
 )
-from turnwise.http.native.sessions import CONFLICT, MAX_LIMIT, NOT_FOUND, After, Agent, Cursor, Limit, Streams, Wait
+from turnwise.http.native.sessions import (
+    CONFLICT,
+    MAX_LIMIT,
+    NOT_FOUND,
+    After,
+    Agent,
+    Cursor,
+    Limit,
+    OfLabels,
+    Streams,
+    Wait,
+)
 from turnwise.http.problems import BUSY, answer, documented, problem_of
 from turnwise.http.service import RequestCaller, check_may_approve
 from turnwise.http.sse import (
@@ -255,11 +266,12 @@ async def list_runs(
     agent: Agent = None,
     state: RunState | None = None,
     parent: Annotated[str | None, Query(description="Only runs that were started on behalf of this one.")] = None,
+    labels: OfLabels,
     since: Annotated[float | None, Query(description="Only if created at this time or later.")] = None,
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> RunPage:
-    query: dict[str, Any] = {"agent": agent, "state": state, "parent": parent, "since": since}
+    query: dict[str, Any] = {"agent": agent, "state": state, "parent": parent, "labels": labels, "since": since}
     return RunPage.of(await caller.manager.runs(user_id=caller.user_id, cursor=cursor, limit=limit, **query))
 
 
@@ -339,7 +351,7 @@ async def get_input(run_id: InPath, caller: RequestCaller) -> Any:
 
 @router.post("/runs/{run_id}/events", summary="Add an event of your own", status_code=201, responses=NOT_FOUND)
 async def add_run_event(run_id: InPath, body: AddEvent, caller: RequestCaller) -> EventAdded:
-    return EventAdded(seq=await caller.on_run(run_id, lambda execution: execution.add_event(body.name, body.data)))
+    return EventAdded(seq=await caller.on_run(run_id, lambda execution: execution.add_event(**body.model_dump())))
 
 
 @router.get(

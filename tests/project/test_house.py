@@ -56,6 +56,7 @@ ROOMS = {
         "deliveries",
         "providers",
         "tokens",
+        "files",
         "stores",
         "event_store",
         "user_ids",

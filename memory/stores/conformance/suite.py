@@ -13,6 +13,7 @@ from turnwise.memory.stores.conformance import (
     commits,
     deliveries,
     failures,
+    files,
     forks,
     ledger,
     listing,
@@ -29,6 +30,7 @@ LAWS: tuple[Law, ...] = (
     *webhooks.LAWS,
     *search.LAWS,
     *ledger.LAWS,
+    *files.LAWS,
 )
 """All laws, in order."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from turnwise.memory.stores.redis.file_scripts import FILE_READS
 from turnwise.memory.stores.redis.scripts import COMMON
 from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES
 
@@ -314,6 +315,7 @@ READS = {
         "deliveries": _DELIVERIES,
         "due": _DUE,
         "webhooks": _WEBHOOKS,
+        **FILE_READS,
     }.items()
 }
 """By name."""

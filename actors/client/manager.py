@@ -16,6 +16,7 @@ from typing import Any, Literal, Self, Unpack
 from turnwise.actors.client import steps
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.expiry import sweep
+from turnwise.actors.client.files import AsyncFiles, collect_files
 from turnwise.actors.client.forgetting import clear, forget
 from turnwise.actors.client.importing import read_conversation, send_conversation
 from turnwise.actors.client.run_once import AsyncOnce
@@ -57,7 +58,13 @@ from turnwise.actors.client.shared.arguments import (
 )
 from turnwise.actors.client.shared.once_store import ONCE, once_client
 from turnwise.actors.client.shared.run_options import RunOptions
-from turnwise.actors.client.shared.sessions_client import DEFAULT_STORE, HistoryArgument, SessionsClient, StoreArgument
+from turnwise.actors.client.shared.sessions_client import (
+    DEFAULT_STORE,
+    FilesArgument,
+    HistoryArgument,
+    SessionsClient,
+    StoreArgument,
+)
 from turnwise.actors.client.store_reads import AsyncStoreReads
 from turnwise.actors.client.subscriptions import AsyncEventFeed, AsyncSubscription
 from turnwise.actors.client.webhooks import AsyncWebhook, add_webhook
@@ -84,7 +91,7 @@ from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
 from turnwise.memory.conversation.model_params import ModelParams, merged
 from turnwise.memory.conversation.prompts import Prompt, takes_all
 from turnwise.memory.conversation.runs import RunRecord, RunState
-from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionRecord, SessionStatus
+from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord, SessionStatus
 from turnwise.memory.conversation.views.message_formats import MessageFormat
 from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.deliveries.webhooks import (
@@ -94,6 +101,7 @@ from turnwise.memory.deliveries.webhooks import (
     new_secret,
     repeatable_webhook_id,
 )
+from turnwise.memory.files.records import OF_USER
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.stores.base import NO_CALLER, Page, SessionOrder
@@ -141,6 +149,10 @@ class AsyncSessionManager:
             your own `HistoryStore`, given like a store.
             Events arrive there soon after they are stored; a history store that is unreachable delays no run. Live
             sessions keep the history store that they started with.
+        files: where the bytes of files are kept, which sessions and users have by their ids: the path of a folder, or a
+            URL that fsspec opens, such as `s3://bucket/folder`. All processes of the sessions must reach it. By default
+            a folder beside a SQLite file, whose name ends with `-files`; in memory for `memory://`; none for others:
+            then methods about files raise FilesUnavailableError, and attachments stay in the store.
         namespace: the Ray namespace of the actors; managers of the same store and namespace share sessions.
         encryption: the keys with which conversations and events are encrypted; `EncryptedStore` says which fields stay
             readable. Long-term and working memories are not encrypted, since they search the text that they keep. A
@@ -167,6 +179,7 @@ class AsyncSessionManager:
         placement: Placement = Dedicated(),
         config: SessionConfig | None = None,
         history_store: HistoryArgument = None,
+        files: FilesArgument = None,
         namespace: str = "turnwise",
         encryption: Encryption | None = None,
         read_only: bool = False,
@@ -187,6 +200,7 @@ class AsyncSessionManager:
             placement=placement,
             config=self._config,
             read_only=read_only,
+            files=files,
         )
         self._store = AsyncStoreReads(self._client, is_encrypted=encryption is not None)
         self._once = AsyncOnce(
@@ -820,6 +834,18 @@ class AsyncSessionManager:
             AsyncWebhook(self._client, self._store, record) for record in records if user_id in (None, record.user_id)
         ]
 
+    @checked(user_id=UserId | None)
+    async def files(self, *, user_id: str | None = None) -> AsyncFiles:
+        """Return the files of a user that belong to no session; any session of the user may name them in its prompts.
+
+        Then the session has the file, too, and keeps it when the user's is deleted.
+
+        Args:
+            user_id: "default" if omitted.
+        """
+        await self._start.done()
+        return AsyncFiles(self._client, SessionKey(OF_USER, user_id or DEFAULT_USER))
+
     @checked(user_id=UserId | None, agent=AgentName | None, since=Day | None, until=Day | None, by=LedgerFields)
     async def usage(
         self,
@@ -870,7 +896,9 @@ class AsyncSessionManager:
         """
         self._check_writes("*", "forget")
         await self._start.done()
-        return await forget(self._client, self._store, user_id, verify=verify)
+        report = await forget(self._client, self._store, user_id, verify=verify)
+        await collect_files(self._client)
+        return report
 
     @checked(user_id=UserId, agent=AgentName | None, keep_last=Count, memory=bool, verify=bool)
     async def clear(
@@ -920,7 +948,9 @@ class AsyncSessionManager:
         """
         self._check_writes("*", "sweep")
         await self._start.done()
-        return await sweep(self._client, self._store.store, Path(archive) if archive else None, memory)
+        swept = await sweep(self._client, self._store.store, Path(archive) if archive else None, memory)
+        await collect_files(self._client)
+        return swept
 
     async def hosts(self) -> Sequence[HostInfo]:
         """Return the processes that host sessions of this manager's store and namespace, on all nodes of the cluster.

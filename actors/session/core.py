@@ -34,6 +34,7 @@ from turnwise.actors.session.runs.recovery import Recovery
 from turnwise.actors.session.runs.run_driver import RunDriver
 from turnwise.actors.session.runs.scheduling import Scheduling
 from turnwise.actors.session.runs.session_reminders import SessionReminders
+from turnwise.actors.session.session_files import SessionFiles
 from turnwise.actors.session.session_row import SessionRow
 from turnwise.actors.session.state.alarm import NO_ALARM, Alarm
 from turnwise.actors.session.state.journal import Journal
@@ -49,6 +50,7 @@ from turnwise.actors.session.window.request_fitting import RequestFitting
 from turnwise.actors.session.window.window_compaction import WindowCompaction
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.files.base import FileStore
 from turnwise.memory.stores.base import Activation, SessionStore
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
@@ -86,6 +88,7 @@ class SessionCore:
         memories: Sequence[MemorySlot] = (),
         working: WorkingMemory | None = None,
         history: HistoryStore | None = None,
+        files: FileStore | None = None,
         clock: Callable[[], float] | None = None,
         off_loop: Callable[..., Awaitable[Any]] = asyncio.to_thread,
         engine_id: str = "",
@@ -100,6 +103,7 @@ class SessionCore:
         self.state = state = SessionState(key, Journal(key, store, clock, history))
         self.engines = engines = SessionEngines(run_resources, state, tasks, off_loop)
         progress, spending = SavingProgress(engines), Spending(state, engines)
+        self.files = SessionFiles(state, engines, files)
         self.transactor = transactor = Transactor(
             state, tasks, engines, progress, recover=self._recover, alarm=alarm, outbox=outbox
         )
@@ -128,6 +132,7 @@ class SessionCore:
             progress=progress,
             agents=agents,
             titles=titles,
+            files=self.files,
         )
         self._recovery = Recovery(state, transactor, engines, driver, self.ingestion)
         self.versions = Versions(state, transactor)
@@ -140,6 +145,7 @@ class SessionCore:
             compaction=self.compaction,
             reads=self.reads,
             versions=self.versions,
+            files=self.files,
         )
         self.scheduling = Scheduling(state, transactor, engines, admission=self.admission, alarm=alarm)
         self.reminders = SessionReminders(state, self.scheduling)

@@ -97,6 +97,8 @@ class _Payload(Block):
     media_type: Str | None = None
     file: Str | None = None
     """The id of a file of the session, or of its user: see `session.files`. A request to a model has its bytes."""
+    size: int | None = None
+    """How many bytes the file has. It is set when the block is stored."""
 
     @field_validator("data", mode="before")
     @classmethod
@@ -189,7 +191,7 @@ class Image(_Payload):
 class Document(_Payload):
     """A file, by `url`, as base64 `data` of a `media_type`, as plain `text`, as `chunks` of text, or as a `file`.
 
-    `Document.from_bytes` takes a file's bytes. A `file` is one of the session; the document has its name if it has none.
+    `Document.from_bytes` takes a file's bytes. A `file` is one of the session, whose name the document has by default.
     """
 
     kind: Literal["document"] = "document"

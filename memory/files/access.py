@@ -6,8 +6,8 @@ after no crash, does a record name bytes that are missing. In a put, while it aw
 | awaited | what else may run | what a crash leaves |
 |---|---|---|
 | the reservation | everything | nothing, or a reserved object |
-| the bytes | everything; `collect` leaves the object alone for `RESERVED_S` | a reserved object, and a part of its bytes |
-| the record | everything; the last file with this content may be deleted, before or after | a reserved object, or the file |
+| the bytes | everything; `collect` leaves the object alone for a day | a reserved object, and some of its bytes |
+| the record | everything; the last file with the content may be deleted | a reserved object, or the file |
 
 `collect` finds reserved and unused objects in the store, not in the folder, so it needs no listing of the folder. It
 makes a reserved object unused in one transaction, and then no file can be added with it; so a put that was thought dead
@@ -163,6 +163,10 @@ class FileAccess:
             raise FileNotStoredError(file_id, _owner(key))
         return await self._index.add_file(replace(own, session_id=key.session_id), self._limits)
 
+    async def has(self, key: SessionKey, file_id: str) -> bool:
+        """Return whether a session, or a user, has a file."""
+        return await self._index.file(key, file_id) is not None
+
     async def info(self, key: SessionKey, file_id: str) -> FileRecord:
         """Return a file's record.
 
@@ -192,6 +196,17 @@ class FileAccess:
     def read(self, file: FileRecord, start: int = 0, stop: int | None = None) -> AsyncIterator[bytes]:
         """Yield the bytes of a file in pieces; see `FileStore.read`."""
         return self._store.read(file.object_id, file.user_id, start, stop)
+
+    async def part(self, file: FileRecord, start: int, stop: int) -> bytes:
+        """Return some of the bytes of a file, at least one if there are any between `start` and `stop`.
+
+        Raises:
+            CorruptRecordError: they are missing, or were changed.
+        """
+        data = b"".join([piece async for piece in self.read(file, start, stop)])
+        if not data and start < min(stop, file.size):
+            raise CorruptRecordError(f"file {file.file_id}", f"it has no bytes from {start} on")
+        return data
 
     async def list(self, key: SessionKey, *, after: str = "", limit: int = 100) -> list[FileRecord]:
         """Return up to `limit` files with an id above `after`, by id: the order in which they were put."""

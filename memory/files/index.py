@@ -62,12 +62,17 @@ class FileIndex(Protocol):
         """Forget unused objects, whose bytes are deleted. Does nothing for others."""
 
 
+def keeps_files(store: object) -> bool:
+    """Return whether the store keeps records of files. One that wraps another has an attribute `keeps_files`."""
+    return isinstance(store, FileIndex) and bool(getattr(store, "keeps_files", True))
+
+
 def file_index(store: object) -> FileIndex:
     """Return the store if it keeps records of files.
 
     Raises:
         FilesUnavailableError: it does not.
     """
-    if isinstance(store, FileIndex):
+    if keeps_files(store) and isinstance(store, FileIndex):
         return store
     raise FilesUnavailableError(str(store), "the store has no table of files: use one of turnwise's own")

@@ -3,6 +3,7 @@
 Annotations are not postponed (PEP 563) in this module, since pydantic would evaluate each of them again.
 """
 
+import codecs
 import hashlib
 import mimetypes
 import unicodedata
@@ -38,7 +39,7 @@ class FileRecord(Record):
     size: int
     """In bytes."""
     digest: str
-    """The SHA-256 of its bytes, in hexadecimal digits; in an encrypted store, one that only its key can make."""
+    """The SHA-256 of its bytes, in hexadecimal digits."""
     object_id: str
     """The name of its bytes in the file store."""
     created_at: float = 0.0
@@ -123,13 +124,20 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (0, b"%PDF-", "application/pdf"),
 )
 
-HEAD_BYTES = 16
+HEAD_BYTES = 1_024
 """How many of the first bytes of a file `media_type_of` looks at."""
 
 
 def media_type_of(name: str, head: bytes) -> str:
-    """Return the media type of a file for which none was given: by its first bytes, or by its name's extension."""
+    """Return the media type of a file for which none was given: by its first bytes, or by its name's extension.
+
+    What has neither, and is text in UTF-8, is plain text.
+    """
     for offset, magic, media_type in _MAGIC:
         if head[offset : offset + len(magic)] == magic:
             return media_type
-    return mimetypes.guess_type(PurePosixPath(name).name)[0] or "application/octet-stream"
+    if named := mimetypes.guess_type(PurePosixPath(name).name)[0]:
+        return named
+    text = codecs.getincrementaldecoder("utf-8")("replace").decode(head)  # which may end within a character
+    is_text = bool(head) and not any(char == "\ufffd" or (char < " " and char not in "\t\n\r\f") for char in text)
+    return "text/plain" if is_text else "application/octet-stream"

@@ -14,6 +14,7 @@ from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.memory.attached import Eraser
 from turnwise.errors import CorruptRecordError, SessionInUseError, SessionNotFoundError
 from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.files.index import keeps_files
 from turnwise.memory.longterm.base import Scope, is_read_only
 from turnwise.memory.longterm.retention.deletion import Erasure
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
@@ -46,6 +47,8 @@ def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: b
     for webhook in webhooks:
         Webhook(client, store, webhook).delete()
     store.ask("forget_in_ledger", user_id)
+    if keeps_files(store.store):
+        store.ask("forget_files", user_id)
     scope = Scope(user_id=user_id)
     items: dict[str, int] = {}
     erased: dict[str, Erasure] = {}

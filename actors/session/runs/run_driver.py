@@ -20,6 +20,7 @@ from turnwise.actors.session.memory.unsaved_turns import SavingProgress
 from turnwise.actors.session.runs.agents import AgentCalls
 from turnwise.actors.session.runs.prompt_joining import Joining, PromptJoining
 from turnwise.actors.session.runs.refused_media import leave_out
+from turnwise.actors.session.session_files import SessionFiles
 from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.recorded_output import RecordedOutput
 from turnwise.actors.session.state.run_events import about, end_event, placed, request_event, start_event
@@ -41,6 +42,7 @@ from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.turns import Turn, TurnRecord, turn_id
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.schedule_access import ScheduleAccess
+from turnwise.memory.files.owned import OwnedFiles
 from turnwise.memory.values.records import replace
 
 Begun = tuple[ActiveRun, RunRecord, TurnRecord]
@@ -91,6 +93,7 @@ class RunDriver:
         progress: SavingProgress,
         agents: AgentCalls,
         titles: Titles,
+        files: SessionFiles,
     ) -> None:
         self._state = state
         self._journal = state.journal
@@ -106,6 +109,7 @@ class RunDriver:
         self._progress = progress
         self._agents = agents
         self._titles = titles
+        self._files = files
         self.schedules: ScheduleAccess | None = None
         """See `RunContext.schedules`. Set it once; it refers to this driver, so pass a weak reference."""
 
@@ -258,7 +262,8 @@ class RunDriver:
             run.takes_prompts = takes_prompts(runner)
             self._spending.check_run(run)
             await self._retrieval.recall(run)
-            return await runner.run(await self._fitting.make_room(run), attempt)
+            turn = await self._files.for_request(await self._fitting.make_room(run))
+            return await runner.run(turn, attempt)
 
     async def _wait_for_decisions(self, run: ActiveRun) -> Ending | None:
         """Wait until all tool calls are decided (return None) or the run is cancelled (return its ending)."""
@@ -380,6 +385,11 @@ class RunDriver:
 
     # Callbacks of an attempt: see RunCallbacks
 
+    @property
+    def files(self) -> OwnedFiles | None:
+        """See `RunContext.files`."""
+        return self._files.of_tools
+
     def publish_live(
         self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any], *, quietly: bool = False
     ) -> None:
@@ -402,7 +412,7 @@ class RunDriver:
         """See `StepContext.make_room`."""
         if too_long:
             await self._fitting.shrink(run)
-        return await self._fitting.make_room(run)
+        return await self._files.for_request(await self._fitting.make_room(run))
 
     async def store_added(self, run: ActiveRun) -> None:
         """See `RunCallbacks`."""
@@ -435,6 +445,7 @@ class RunDriver:
         """See `StepContext.record`."""
         run = attempt.run
         doubt = UnknownOutcome()
+        blocks = await self._files.moved(blocks)
 
         async def change() -> Turn:
             if doubt.stored:

@@ -77,7 +77,8 @@ return {''}
 """
 
 _ADD = r"""
-local session, user, owner, file, digest, own, size, text = take(), take(), take(), take(), take(), take(), take(), take()
+local session, user, owner, file = take(), take(), take(), take()
+local digest, own, size, text = take(), take(), take(), take()
 local most_files, most_bytes, most_user_bytes = tonumber(take()), tonumber(take()), tonumber(take())
 if session ~= '' and redis.call('HEXISTS', ids, session) == 0 then return {'missing'} end
 local wrong = wrong_files(user, owner)

@@ -1,0 +1,126 @@
+"""`SessionFiles`: the files that a session's prompts, results and requests name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from turnwise.actors.session.engines.session_engines import SessionEngines
+from turnwise.actors.session.state.state import SessionState
+from turnwise.errors import FileNotStoredError, FileRefusedError, FilesUnavailableError, InvalidPromptError
+from turnwise.memory.conversation.blocks import Block, Document, Image, Text, ToolResult, encode
+from turnwise.memory.conversation.prompts import Prompt
+from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.files.access import FileAccess
+from turnwise.memory.files.attachments import AnyKind, described_by, names_file, with_bytes, with_files
+from turnwise.memory.files.base import FileStore
+from turnwise.memory.files.index import file_index, keeps_files
+from turnwise.memory.files.owned import OwnedFiles
+from turnwise.memory.files.records import FileLimits
+
+NO_PLACE = "pass files='/path/of/a/folder', or a URL that fsspec opens, to SessionManager"
+"""What to do where a store has no place for the bytes of files."""
+
+
+class SessionFiles:
+    """Checks that files exist before a block that names them is stored, and reads them for requests.
+
+    A file is stored before the commit of the block that names it, by transactions of its own: a crash between leaves a
+    file of the session that no block names, and never a block without its file.
+    """
+
+    def __init__(self, state: SessionState, engines: SessionEngines, store: FileStore | None) -> None:
+        self._state = state
+        self._engines = engines
+        self._store = store
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is a place for files."""
+        return self._store is not None and keeps_files(self._state.journal.store)
+
+    @property
+    def access(self) -> FileAccess:
+        """The files of the session's store.
+
+        Raises:
+            FilesUnavailableError: there is no place for files.
+        """
+        return access_to(self._state.journal.store, self._store, self._engines.config.file_limits)
+
+    @property
+    def of_tools(self) -> OwnedFiles | None:
+        """The session's files, for tools; None where there is no place for files."""
+        return OwnedFiles(self.access, self._key) if self.is_on else None
+
+    @property
+    def _key(self) -> SessionKey:
+        return self._state.key
+
+    async def named(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Return prompts whose files the session has from now on, with their files' types and names.
+
+        Raises:
+            InvalidPromptError: neither the session nor its user has a file; or there is no place for files.
+        """
+        return [await self._named(prompt) if isinstance(prompt, Block) else prompt for prompt in prompts]
+
+    async def _named(self, block: Block) -> Block:
+        if not names_file(block):
+            return block
+        if isinstance(block, ToolResult):
+            parts = [part if isinstance(part, Text) else await self._described(part) for part in block.blocks]
+            return block.model_copy(update={"blocks": tuple(parts)})
+        return await self._described(block) if isinstance(block, Image | Document) else block
+
+    async def _described(self, block: Image | Document) -> Image | Document:
+        if block.file is None or block.flaw:
+            return block
+        try:
+            return described_by(block, await self.access.use(self._key, block.file))
+        except (FileNotStoredError, FileRefusedError, FilesUnavailableError) as error:
+            raise InvalidPromptError(self._key.session_id, str(error)) from error
+
+    async def moved(self, blocks: Sequence[AnyKind], *, stores: bool = True) -> list[AnyKind]:
+        """Return blocks whose large attachments have become files: see `SessionConfig.max_inline_bytes`.
+
+        Args:
+            stores: whether the files are stored; if not, only their ids are told.
+        """
+        if not self.is_on:
+            return list(blocks)
+        access = self.access
+
+        async def put(name: str, data: bytes, media_type: str, file_id: str) -> None:
+            if stores and not await access.has(self._key, file_id):
+                await access.put(self._key, name, data, media_type, file_id)
+
+        return await with_files(blocks, self._engines.config.max_inline_bytes, put)
+
+    async def moved_prompts(
+        self, blocks: list[Block], encoded: list[str], *, stores: bool = True
+    ) -> tuple[list[Block], list[str]]:
+        """Return prompts, and their encoded texts, as `moved` does."""
+        moved = await self.moved(blocks, stores=stores)
+        texts = [text if new is old else encode(new) for new, old, text in zip(moved, blocks, encoded, strict=True)]
+        return moved, texts
+
+    async def for_request(self, turn: Turn) -> Turn:
+        """Return a turn whose blocks have the bytes of the files that they name; it is never stored."""
+        named = {place: block for place, block in turn.placed_blocks if names_file(block)}
+        if not named:
+            return turn
+        access = self.access if self.is_on else None
+        return turn.replacing({place: await with_bytes(access, self._key, each) for place, each in named.items()})
+
+
+def access_to(store: object, files: FileStore | None, limits: FileLimits) -> FileAccess:
+    """Return access to the files of a store.
+
+    Raises:
+        FilesUnavailableError: there is no place for files.
+    """
+    index = file_index(store)
+    if files is None:
+        raise FilesUnavailableError(str(store), NO_PLACE)
+    return FileAccess(index, files, limits)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from turnwise.errors import (
     CorruptRecordError,
+    FileExpiredError,
     FileNotStoredError,
     FileRefusedError,
     InvalidInputError,
@@ -132,6 +133,9 @@ class FileAccess:
                 ),
                 self._limits,
             )
+        except FileExpiredError:
+            await self._store.delete(object_id)  # its bytes came after its reservation was dropped
+            raise
         except Exception:
             # It may be stored after all, if only the answer was lost: then releasing it does nothing.
             await self._let_go(object_id, release=True)
@@ -191,6 +195,8 @@ class FileAccess:
         data = b"".join([piece async for piece in self.read(file)])
         if len(data) != file.size:
             raise CorruptRecordError(f"file {file.file_id}", f"it has {len(data)} bytes instead of {file.size}")
+        if hashlib.sha256(data).hexdigest() != file.digest:
+            raise CorruptRecordError(f"file {file.file_id}", "its bytes are not those that were stored")
         return data
 
     def read(self, file: FileRecord, start: int = 0, stop: int | None = None) -> AsyncIterator[bytes]:

@@ -123,6 +123,7 @@ _TITLES = {
     404: "There is no such thing, or it is another user's.",
     409: "The state of the session or the run does not allow it.",
     422: "The request is not valid; `errors` or `field` says where.",
+    413: "The body is too large.",
     429: "A limit is reached: try again later.",
     503: "The store or the session's process cannot be reached: try again later.",
 }

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import TypeAlias
 
 from turnwise.actors.client import steps
 from turnwise.actors.client.shared.arguments import FileId, Limit, Text, checked
 from turnwise.actors.client.shared.sessions_client import SessionsClient
-from turnwise.errors import ReadOnlyStoreError
+from turnwise.errors import FileNotStoredError, FilesUnavailableError, InvalidPromptError, ReadOnlyStoreError
+from turnwise.memory.conversation.blocks import Block, Document, Image, Text as TextBlock
+from turnwise.memory.conversation.prompts import Prompt
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.views.notebook_display import Rows
+from turnwise.memory.files.attachments import described_by, named_files, stand_in, with_bytes, with_parts
 from turnwise.memory.files.base import PIECE_BYTES, FileData
 from turnwise.memory.files.index import keeps_files
-from turnwise.memory.files.records import FileRecord
+from turnwise.memory.files.records import OF_USER, FileRecord
 
 _Files: TypeAlias = list[FileRecord]
 """In the class below, `list` is a method."""
@@ -109,3 +112,39 @@ async def collect_files(client: SessionsClient) -> None:
     """
     if client.has_files and keeps_files(client.session_store):
         await steps.run(client.portal, client.files.collect_later)
+
+
+async def with_bytes_of(client: SessionsClient, user_id: str, prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
+    """Return prompts with the bytes of the user's files that they name, for a session that can name none.
+
+    Raises:
+        InvalidPromptError: the user has no such file, or there is no place for files.
+    """
+    key, filled = SessionKey(OF_USER, user_id), list[Prompt]()
+    for prompt in prompts:
+        if isinstance(prompt, Block) and named_files(prompt):
+            await check_files(client, key, [prompt])
+            prompt = await steps.run(client.portal, with_bytes, client.files, key, prompt)  # noqa: PLW2901
+        filled.append(prompt)
+    return tuple(filled)
+
+
+async def check_files(client: SessionsClient, key: SessionKey, prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
+    """Return prompts with stand-ins for the files that they name, once it is known that there are such files.
+
+    Raises:
+        InvalidPromptError: neither the session nor its user has a file, or there is no place for files.
+    """
+    checked_prompts = list[Prompt]()
+    for prompt in prompts:
+        stand_ins = dict[int, TextBlock | Image | Document]()
+        for part in named_files(prompt) if isinstance(prompt, Block) else ():
+            if part.file is None or part.flaw:
+                continue
+            try:
+                file = await steps.run(client.portal, client.files.find, key, part.file)
+            except (FileNotStoredError, FilesUnavailableError) as error:
+                raise InvalidPromptError(key.session_id, str(error)) from error
+            stand_ins[id(part)] = stand_in(described_by(part, file))
+        checked_prompts.append(with_parts(prompt, stand_ins) if isinstance(prompt, Block) else prompt)
+    return tuple(checked_prompts)

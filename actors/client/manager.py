@@ -16,7 +16,7 @@ from typing import Any, Literal, Self, Unpack
 from turnwise.actors.client import steps
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.expiry import sweep
-from turnwise.actors.client.files import AsyncFiles, collect_files
+from turnwise.actors.client.files import AsyncFiles, collect_files, with_bytes_of
 from turnwise.actors.client.forgetting import clear, forget
 from turnwise.actors.client.importing import read_conversation, send_conversation
 from turnwise.actors.client.run_once import AsyncOnce
@@ -101,6 +101,7 @@ from turnwise.memory.deliveries.webhooks import (
     new_secret,
     repeatable_webhook_id,
 )
+from turnwise.memory.files.attachments import refusal_by
 from turnwise.memory.files.records import OF_USER
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
@@ -424,7 +425,7 @@ class AsyncSessionManager:
         self._check_writes(session_id, "import_messages")
         # As its session will, so that none is created for a conversation that cannot be stored.
         builder = self._check_engine(engine, session_id)
-        refuses = builder.refuses if isinstance(builder, Selective) else takes_all
+        refuses = refusal_by(builder.refuses) if isinstance(builder, Selective) else takes_all
         checks: dict[str, Any] = {"max_bytes": self._config.max_prompt_bytes, "refuses": refuses}
         conversation = await read_conversation(messages, format, system=system, key=idempotency_key, **checks)
         owner: dict[str, Any] = {"user_id": user_id, "agent": agent}
@@ -459,7 +460,8 @@ class AsyncSessionManager:
             InvalidInputError, EmptyTurnError, InvalidPromptError: nothing was started; see `Session.run`.
         """
         client, session = await self._open_once(user_id, agent, metadata, engine)
-        return await AsyncSession(client, SessionRef.of(session), agent).run(*prompts, **options)
+        filled = await with_bytes_of(self._client, session.user_id, prompts)
+        return await AsyncSession(client, SessionRef.of(session), agent).run(*filled, **options)
 
     @checked(user_id=UserId | None, agent=AgentName | None, engine=EngineName | None)
     async def _open_once(

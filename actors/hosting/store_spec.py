@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from turnwise.memory.stores.encrypted.settings import Encryption
 
 
+NO_FILES = ""
+"""The place of files of a store that has none, though it could."""
+
+
 def store_id_of(namespace: str, store: object, *, is_encrypted: bool = False) -> str:
     """Return the id of a store by which its processes are found; `store` is its resolved URL, or its object.
 
@@ -98,7 +102,7 @@ class StoreSpec:
     def has_files(self) -> bool:
         """Whether `open_files` returns a place for files."""
         in_memory = isinstance(self.url, str) and self.url.startswith("memory:")
-        return self.files is not None or in_memory
+        return in_memory if self.files is None else self.files != NO_FILES
 
     def open_files(self, store: SessionStore) -> FileStore | None:
         """Open what keeps the bytes of files, beside the store that was opened; None if there is no place for them."""

@@ -169,7 +169,7 @@ class SessionCore:
         self.additions = Additions(state, transactor, self.reads)
         self.row = SessionRow(state, transactor, engines)
         self.forking = Forking(state, transactor, self.forgetting, alarm)
-        self.importing = Importing(state, transactor, engines, self.ingestion, progress)
+        self.importing = Importing(state, transactor, engines, self.ingestion, progress, files=self.files)
         self.ownership = Ownership(state, transactor, engines, self.compaction, self.ingestion)
 
     async def _recover(self, activation: Activation, begun: set[str]) -> None:

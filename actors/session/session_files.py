@@ -7,12 +7,20 @@ from collections.abc import Sequence
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.state.state import SessionState
 from turnwise.errors import FileNotStoredError, FileRefusedError, FilesUnavailableError, InvalidPromptError
-from turnwise.memory.conversation.blocks import Block, Document, Image, Text, ToolResult, encode
+from turnwise.memory.conversation.blocks import Block, Document, Image, Text, encode
 from turnwise.memory.conversation.prompts import Prompt
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.files.access import FileAccess
-from turnwise.memory.files.attachments import AnyKind, described_by, names_file, with_bytes, with_files
+from turnwise.memory.files.attachments import (
+    AnyKind,
+    described_by,
+    named_files,
+    names_file,
+    with_bytes,
+    with_files,
+    with_parts,
+)
 from turnwise.memory.files.base import FileStore
 from turnwise.memory.files.index import file_index, keeps_files
 from turnwise.memory.files.owned import OwnedFiles
@@ -57,29 +65,33 @@ class SessionFiles:
     def _key(self) -> SessionKey:
         return self._state.key
 
-    async def named(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+    async def named(self, prompts: Sequence[Prompt], *, stores: bool = True) -> list[Prompt]:
         """Return prompts whose files the session has from now on, with their files' types and names.
+
+        Args:
+            stores: whether the session gets files of its user; if not, they are only looked up.
 
         Raises:
             InvalidPromptError: neither the session nor its user has a file; or there is no place for files.
         """
-        return [await self._named(prompt) if isinstance(prompt, Block) else prompt for prompt in prompts]
+        return [await self._named(each, stores=stores) if isinstance(each, Block) else each for each in prompts]
 
-    async def _named(self, block: Block) -> Block:
-        if not names_file(block):
-            return block
-        if isinstance(block, ToolResult):
-            parts = [part if isinstance(part, Text) else await self._described(part) for part in block.blocks]
-            return block.model_copy(update={"blocks": tuple(parts)})
-        return await self._described(block) if isinstance(block, Image | Document) else block
+    async def named_blocks(self, blocks: Sequence[AnyKind]) -> list[AnyKind]:
+        """Return blocks as `named` does."""
+        return [await self._named(block, stores=True) for block in blocks]
 
-    async def _described(self, block: Image | Document) -> Image | Document:
-        if block.file is None or block.flaw:
-            return block
-        try:
-            return described_by(block, await self.access.use(self._key, block.file))
-        except (FileNotStoredError, FileRefusedError, FilesUnavailableError) as error:
-            raise InvalidPromptError(self._key.session_id, str(error)) from error
+    async def _named(self, block: AnyKind, *, stores: bool) -> AnyKind:
+        described: dict[int, Text | Image | Document] = {}
+        for part in named_files(block):
+            if part.file is None or part.flaw:
+                continue
+            try:
+                access = self.access
+                file = await (access.use if stores else access.find)(self._key, part.file)
+            except (FileNotStoredError, FileRefusedError, FilesUnavailableError) as error:
+                raise InvalidPromptError(self._key.session_id, str(error)) from error
+            described[id(part)] = described_by(part, file)
+        return with_parts(block, described) if described else block
 
     async def moved(self, blocks: Sequence[AnyKind], *, stores: bool = True) -> list[AnyKind]:
         """Return blocks whose large attachments have become files: see `SessionConfig.max_inline_bytes`.

@@ -160,12 +160,21 @@ class FileAccess:
             FileNotStoredError: neither has it.
             FileRefusedError: the session can have no more.
         """
-        if file := await self._index.file(key, file_id):
+        file = await self.find(key, file_id)
+        if file.key == key:
             return file
-        own = await self._index.file(SessionKey(OF_USER, key.user_id), file_id)
-        if own is None:
-            raise FileNotStoredError(file_id, _owner(key))
-        return await self._index.add_file(replace(own, session_id=key.session_id), self._limits)
+        return await self._index.add_file(replace(file, session_id=key.session_id), self._limits)
+
+    async def find(self, key: SessionKey, file_id: str) -> FileRecord:
+        """Return a file of a session, or of its user.
+
+        Raises:
+            FileNotStoredError: neither has it.
+        """
+        for owner in (key, SessionKey(OF_USER, key.user_id)):
+            if file := await self._index.file(owner, file_id):
+                return file
+        raise FileNotStoredError(file_id, _owner(key))
 
     async def has(self, key: SessionKey, file_id: str) -> bool:
         """Return whether a session, or a user, has a file."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from turnwise.errors import CorruptRecordError, FileNotStoredError
 from turnwise.memory.conversation.blocks import Block, Document, Image, Text, ToolResult, User, left_out
+from turnwise.memory.conversation.prompts import Refuses
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.files.access import FileAccess
 from turnwise.memory.files.records import FileRecord, file_id_of
@@ -25,8 +26,7 @@ _PLACEHOLDER = base64.b64encode(b"-").decode()
 
 def names_file(block: Block) -> bool:
     """Return whether a block, or one of those of a tool's result, names a file."""
-    parts = block.blocks if isinstance(block, ToolResult) else (block,)
-    return any(isinstance(part, Image | Document) and part.file is not None for part in parts)
+    return bool(named_files(block))
 
 
 def stand_in(block: Attachment) -> Attachment:
@@ -38,12 +38,30 @@ def stand_in(block: Attachment) -> Attachment:
     return _document(block, block.media_type or "application/octet-stream", b"-")
 
 
+def refusal_by(refuses: Refuses) -> Refuses:
+    """Return a check of attachments, by that of an engine, which takes blocks that name files as well."""
+    return lambda block: refuses(stand_in(block))
+
+
 def described_by(block: Attachment, file: FileRecord) -> Attachment:
     """Return a block that names a file with the file's size, and with its type and its name if the block has none."""
     values: dict[str, Any] = {"size": file.size, "media_type": block.media_type or file.media_type}
     if isinstance(block, Document) and not block.name:
         values["name"] = file.name
     return block.model_copy(update=values)
+
+
+def with_parts(block: AnyKind, parts: Mapping[int, Text | Attachment]) -> AnyKind:
+    """Return a block with other attachments, by the ids of the objects in whose places they are."""
+    if isinstance(block, ToolResult):
+        return block.model_copy(update={"blocks": tuple(parts.get(id(part), part) for part in block.blocks)})
+    return parts.get(id(block), block)  # type: ignore[return-value]  # of the class of the block
+
+
+def named_files(block: Block) -> list[Attachment]:
+    """Return the attachments that name files: the block itself, or those of a tool's result."""
+    parts = block.blocks if isinstance(block, ToolResult) else (block,)
+    return [part for part in parts if isinstance(part, Image | Document) and part.file is not None]
 
 
 async def with_bytes(access: FileAccess | None, key: SessionKey, block: Block) -> Block:

@@ -17,7 +17,7 @@ from typing import Any, Literal, Self, Unpack
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.expiry import sweep
-from turnwise.actors.client.blocking.files import Files, collect_files
+from turnwise.actors.client.blocking.files import Files, collect_files, with_bytes_of
 from turnwise.actors.client.blocking.forgetting import clear, forget
 from turnwise.actors.client.blocking.importing import read_conversation, send_conversation
 from turnwise.actors.client.blocking.run_once import Once
@@ -102,6 +102,7 @@ from turnwise.memory.deliveries.webhooks import (
     new_secret,
     repeatable_webhook_id,
 )
+from turnwise.memory.files.attachments import refusal_by
 from turnwise.memory.files.records import OF_USER
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
@@ -428,7 +429,7 @@ class SessionManager:
         self._check_writes(session_id, "import_messages")
         # As its session will, so that none is created for a conversation that cannot be stored.
         builder = self._check_engine(engine, session_id)
-        refuses = builder.refuses if isinstance(builder, Selective) else takes_all
+        refuses = refusal_by(builder.refuses) if isinstance(builder, Selective) else takes_all
         checks: dict[str, Any] = {"max_bytes": self._config.max_prompt_bytes, "refuses": refuses}
         conversation = read_conversation(messages, format, system=system, key=idempotency_key, **checks)
         owner: dict[str, Any] = {"user_id": user_id, "agent": agent}
@@ -463,7 +464,8 @@ class SessionManager:
             InvalidInputError, EmptyTurnError, InvalidPromptError: nothing was started; see `Session.run`.
         """
         client, session = self._open_once(user_id, agent, metadata, engine)
-        return Session(client, SessionRef.of(session), agent).run(*prompts, **options)
+        filled = with_bytes_of(self._client, session.user_id, prompts)
+        return Session(client, SessionRef.of(session), agent).run(*filled, **options)
 
     @checked(user_id=UserId | None, agent=AgentName | None, engine=EngineName | None)
     def _open_once(

@@ -17,7 +17,7 @@ from turnwise.actors.hosting.memory.remote_memory import RemoteMemory, equip
 from turnwise.actors.hosting.placement import Dedicated, InProcess, Packed, Placement
 from turnwise.actors.hosting.runtime import DeliveryLook, Runtime, SessionProcess, SessionProcesses
 from turnwise.actors.hosting.store_object import StoreObject
-from turnwise.actors.hosting.store_spec import StoreSpec, is_file, store_id_of
+from turnwise.actors.hosting.store_spec import NO_FILES, StoreSpec, is_file, store_id_of
 from turnwise.actors.hosting.verb_declaration import VerbCall
 from turnwise.actors.hosting.wire import ClientOutcome, PackedOutcome, PackedTurn, SessionRef
 from turnwise.actors.inference.engine import EngineBuilder
@@ -151,7 +151,7 @@ class SessionsClient:
             history_url = check_history_url(history_store)
         elif history_store is not None:
             history_url = StoreObject.of("history_store", history_store, HistoryStore, runtime)
-        files_url = check_files_url(files) if files is not None else None
+        files_url = files if files in (None, NO_FILES) else check_files_url(files)
         if files_url is None and isinstance(url, str):
             files_url = files_beside(url)
         in_files = is_file(url) or is_file(history_url) or is_local(working_memory)

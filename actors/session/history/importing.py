@@ -12,17 +12,19 @@ from turnwise.actors.inference.named_engines import NamedEngines
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory.unsaved_turns import SAVED, SavingProgress, use_of
+from turnwise.actors.session.session_files import SessionFiles
 from turnwise.actors.session.state.run_events import is_snapshot
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
 from turnwise.errors import InvalidInputError, SessionEndedError, SessionInUseError, TurnsChangedError, shown
-from turnwise.memory.conversation.blocks import AnyBlock, encode
+from turnwise.memory.conversation.blocks import Block, encode
 from turnwise.memory.conversation.events import PromptAppended, TurnImported
 from turnwise.memory.conversation.exchanges import exchanges, goes_on
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.prompts import takes_all
 from turnwise.memory.conversation.spans import Span, cut, join, overlap, size, to_places
 from turnwise.memory.conversation.turns import TurnRecord, turn_id
+from turnwise.memory.files.attachments import refusal_by
 from turnwise.memory.providers.message_reading import Given
 from turnwise.memory.values.frozen_json import FrozenDict
 from turnwise.memory.values.limits import MAX_BLOCKS, check_count
@@ -52,6 +54,8 @@ class Importing:
         engines: SessionEngines,
         ingestion: MemoryIngestion,
         progress: SavingProgress,
+        *,
+        files: SessionFiles,
     ) -> None:
         self._state = state
         self._journal = state.journal
@@ -59,6 +63,7 @@ class Importing:
         self._engines = engines
         self._ingestion = ingestion
         self._progress = progress
+        self._files = files
 
     async def import_turns(
         self,
@@ -90,6 +95,11 @@ class Importing:
         encoded = await self._encoded(conversation)
         fingerprint = _fingerprint(encoded)
         key = _event_key(idempotency_key or fingerprint)
+        blocks = await self._files.moved(await self._files.named_blocks(conversation.blocks))
+        texts = [
+            text if new is old else encode(new)
+            for new, old, text in zip(blocks, conversation.blocks, encoded, strict=True)
+        ]
 
         async def change() -> int:
             event_key, event = await self._find_import(key)
@@ -99,12 +109,10 @@ class Importing:
             if event:
                 raise _key_conflict(idempotency_key)
             self._check_free()
-            stored_count = 0 if idempotency_key else await self._count_stored(conversation.blocks)
-            if stored_count == len(conversation.blocks):
+            stored_count = 0 if idempotency_key else await self._count_stored(blocks)
+            if stored_count == len(blocks):
                 return self._newest
-            return await self._add(
-                conversation.blocks[stored_count:], encoded[stored_count:], event_key, fingerprint, memory
-            )
+            return await self._add(blocks[stored_count:], texts[stored_count:], event_key, fingerprint, memory)
 
         return await self._transactor.run(change)
 
@@ -131,7 +139,7 @@ class Importing:
                 await asyncio.sleep(0)  # let other work run during a long conversation
         return len(stored), digest.hexdigest(), head.index
 
-    async def _count_stored(self, blocks: Sequence[AnyBlock]) -> int:
+    async def _count_stored(self, blocks: Sequence[Block]) -> int:
         """Return how many of these blocks the session has: all of its own if these blocks begin with them; else 0."""
         if self._state.head is None or size(self._state.head.base) > len(blocks):
             return 0
@@ -160,7 +168,7 @@ class Importing:
         if isinstance(self._engines.whole.builder, NamedEngines):
             await self._transactor.loaded()  # the session's row says which engine goes on with the conversation
         builder = self._engines.current.builder
-        refuses = builder.refuses if isinstance(builder, Selective) else takes_all
+        refuses = refusal_by(builder.refuses) if isinstance(builder, Selective) else takes_all
         return conversation.encoded(self._engines.config.max_prompt_bytes, refuses)
 
     async def _find_import(self, key: str) -> tuple[str, TurnImported | PromptAppended | None]:
@@ -209,7 +217,7 @@ class Importing:
             raise InvalidInputError("messages", len(state.run_queue.pending.prompt), reason)
 
     async def _add(
-        self, blocks: Sequence[AnyBlock], encoded: list[str], key: str, fingerprint: str, memory: MemoryUse
+        self, blocks: Sequence[Block], encoded: list[str], key: str, fingerprint: str, memory: MemoryUse
     ) -> int:
         head, now = self._state.head, self._journal.clock()
         span, session = self._journal.extend(len(blocks))

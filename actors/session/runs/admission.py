@@ -793,7 +793,7 @@ class RunAdmission:
         """
         if isinstance(self._engines.whole.builder, NamedEngines):
             await self._transactor.loaded()  # the session's row says which engine takes the prompts
-        named, max_bytes = await self._files.named(prompts), self._engines.config.max_prompt_bytes
+        named, max_bytes = await self._files.named(prompts, stores=stores), self._engines.config.max_prompt_bytes
         blocks, encoded = accept(self._state.session_id, named, max_bytes, self._refusal)
         return await self._files.moved_prompts(blocks, encoded, stores=stores)
 

@@ -57,7 +57,7 @@ async def test_a_prompt_names_a_file(tmp_path: Path) -> None:
         run = await client.post("/v1/sessions/chat/runs", json={"prompt": prompt})
         assert run.status_code == 202, run.text
         await client.get(f"/v1/runs/{run.json()['id']}/wait")
-        turn = await client.get("/v1/sessions/chat/turns/0")
+        turn = await client.get("/v1/sessions/chat/turns")
         assert f'"file":"{file["file_id"]}"' in turn.text
         assert [item["file_id"] for item in (await client.get("/v1/sessions/chat/files")).json()["items"]] == [
             file["file_id"]

@@ -15,7 +15,7 @@ from turnwise.actors.client.files import AsyncFiles
 from turnwise.http.middleware.paths import InPath, path_of
 from turnwise.http.native.models import Shown
 from turnwise.http.native.sessions import NOT_FOUND, Limit
-from turnwise.http.problems import documented
+from turnwise.http.problems import answer, documented, problem, word_of
 from turnwise.http.service import Caller, RequestCaller
 from turnwise.memory.files.records import FileRecord
 
@@ -109,7 +109,8 @@ async def content_of(files: AsyncFiles, file: FileRecord, range_: str | None) ->
     if asked := range_of(range_, file.size):
         start, stop = asked
         if start >= stop:
-            return Response(status_code=416, headers={"Content-Range": f"bytes */{file.size}"})
+            body = problem(416, "Range not satisfiable", f"the file has {file.size} bytes", error=word_of(416))
+            return answer(body, {"Content-Range": f"bytes */{file.size}"})
         status = 206
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{file.size}"
     pieces = files.read(file.file_id, start, stop)
@@ -160,7 +161,7 @@ _BODY: dict[str, Any] = {
 _BYTES: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}},
     206: {"description": "A part of the bytes."},
-    416: {"description": "The range is behind the end."},
+    **documented(404, 416),
 }
 _UPLOAD = documented(404, 413)
 
@@ -201,7 +202,7 @@ async def get_session_file(session_id: InPath, file_id: InPath, caller: RequestC
     "/sessions/{session_id}/files/{file_id}/content",
     summary="Get the bytes of a file of a session",
     response_class=Response,
-    responses=NOT_FOUND | _BYTES,
+    responses=_BYTES,
 )
 async def get_session_file_content(
     session_id: InPath, file_id: InPath, caller: RequestCaller, range_: Annotated[Range, Header(alias="range")] = None
@@ -245,7 +246,7 @@ async def get_file(file_id: InPath, caller: RequestCaller) -> FileShown:
     "/files/{file_id}/content",
     summary="Get the bytes of a file of the user",
     response_class=Response,
-    responses=NOT_FOUND | _BYTES,
+    responses=_BYTES,
 )
 async def get_file_content(
     file_id: InPath, caller: RequestCaller, range_: Annotated[Range, Header(alias="range")] = None

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from turnwise.errors import (
     CorruptRecordError,
@@ -79,6 +80,10 @@ class _Measure:
             self.head += piece[: HEAD_BYTES - len(self.head)]
             self.digest.update(piece)
             yield piece
+
+
+_Files: TypeAlias = list[FileRecord]
+"""In the class below, `list` is a method."""
 
 
 class FileAccess:
@@ -223,7 +228,7 @@ class FileAccess:
             raise CorruptRecordError(f"file {file.file_id}", f"it has no bytes from {start} on")
         return data
 
-    async def list(self, key: SessionKey, *, after: str = "", limit: int = 100) -> list[FileRecord]:
+    async def list(self, key: SessionKey, *, after: str = "", limit: int = 100) -> _Files:
         """Return up to `limit` files with an id above `after`, by id: the order in which they were put."""
         if limit < 1:
             raise InvalidInputError("limit", shown(limit), "must be at least 1")

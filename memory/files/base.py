@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
-from typing import BinaryIO, Protocol, TypeAlias
+from typing import BinaryIO, Protocol, TypeAlias, cast
 
 from turnwise.errors import FileRefusedError, shown
 
@@ -61,10 +61,10 @@ async def pieces_of(name: str, data: FileData) -> AsyncIterator[bytes]:
             for part in _parts(_checked(name, piece)):
                 yield part
         return
-    if isinstance(data, str) or not isinstance(data, Iterable):
+    if isinstance(cast(object, data), str) or not isinstance(data, Iterable):
         raise FileRefusedError(shown(name), f"pass bytes or a binary file, not {type(data).__name__}")
     iterator = iter(data)
-    while (piece := await asyncio.to_thread(next, iterator, None)) is not None:
+    while (piece := await asyncio.to_thread(lambda: next(iterator, None))) is not None:
         for part in _parts(_checked(name, piece)):
             yield part
 

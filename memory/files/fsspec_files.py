@@ -95,7 +95,7 @@ class FsspecFiles:
 
     def _open(self) -> tuple[Any, str]:
         try:
-            from fsspec.core import url_to_fs
+            from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
             file_system, root = url_to_fs(self._url)
         except (ImportError, ValueError) as error:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import TypeAlias
 
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.files.access import FileAccess
 from turnwise.memory.files.base import FileData
 from turnwise.memory.files.records import FileRecord
+
+_Files: TypeAlias = list[FileRecord]
+"""In the class below, `list` is a method."""
 
 
 class OwnedFiles:
@@ -46,7 +50,7 @@ class OwnedFiles:
         async for piece in self._access.read(await self._access.use(self._key, file_id)):
             yield piece
 
-    async def list(self, after: str = "", limit: int = 100) -> list[FileRecord]:
+    async def list(self, after: str = "", limit: int = 100) -> _Files:
         """Return up to `limit` files of the session with an id above `after`, by id."""
         return await self._access.list(self._key, after=after, limit=limit)
 

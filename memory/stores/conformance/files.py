@@ -41,7 +41,7 @@ def a_file(ident: str = "a", key: SessionKey = CHAT, **values: object) -> FileRe
     """Return a file whose id, digest and object are made of `ident`."""
     fields = {"name": f"{ident} ü\u4e2d.txt", "media_type": "text/plain; charset=utf-8", "size": 10, "created_at": 1.5}
     ids = {"file_id": f"file-{ident}", "digest": f"digest-{ident}", "object_id": f"object-{ident}"}
-    return FileRecord(**{**key._asdict(), **ids, **fields, **values})  # type: ignore[arg-type]
+    return FileRecord(**{**key._asdict(), **ids, **fields, **values})
 
 
 async def _add(store: _Store, file: FileRecord, limits: FileLimits = ROOMY) -> FileRecord:

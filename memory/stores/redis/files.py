@@ -55,7 +55,7 @@ class RedisFiles:
         (text,) = await self._do("file", [*place_of(key), file_id], again=True)
         return None if text is None else _read(key, text)
 
-    async def list(self, key: SessionKey, after: str, limit: int) -> list[FileRecord]:
+    async def page(self, key: SessionKey, after: str, limit: int) -> list[FileRecord]:
         (found,) = await self._do("files", [*place_of(key)], again=True)
         texts = {file_id.decode(): text for file_id, text in zip(found[::2], found[1::2], strict=True)}
         return [_read(key, texts[file_id]) for file_id in sorted(texts) if file_id > after][:limit]

@@ -435,7 +435,7 @@ class RedisStore(RedisDatabase):
         return await self._files.get(key, file_id)
 
     async def files(self, key: SessionKey, *, after: str = "", limit: int = 100) -> list[FileRecord]:
-        return await self._files.list(key, after, check_limit(limit))
+        return await self._files.page(key, after, check_limit(limit))
 
     async def delete_file(self, key: SessionKey, file_id: str) -> bool:
         return await self._files.delete(key, file_id)

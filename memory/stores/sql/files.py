@@ -69,10 +69,10 @@ class FileTables:
         row = connection.execute(sa.select(files).where(*_of(key), files.c.file_id == file_id)).one_or_none()
         return _read(row) if row else None
 
-    def list(self, connection: sa.Connection, key: SessionKey, after: str, limit: int) -> list[FileRecord]:
+    def page(self, connection: sa.Connection, key: SessionKey, after: str, limit: int) -> list[FileRecord]:
         """See `FileIndex.files`."""
-        page = sa.select(files).where(*_of(key), files.c.file_id > after).order_by(files.c.file_id).limit(limit)
-        return [_read(row) for row in connection.execute(page)]
+        rows = sa.select(files).where(*_of(key), files.c.file_id > after).order_by(files.c.file_id).limit(limit)
+        return [_read(row) for row in connection.execute(rows)]
 
     def copy(self, connection: sa.Connection, source: SessionKey, fork: SessionKey) -> None:
         """Give a fork the files of the session that it was forked from."""

@@ -625,7 +625,7 @@ class SQLStore(SecureDeleteDatabase):
 
     async def files(self, key: SessionKey, *, after: str = "", limit: int = 100) -> list[FileRecord]:
         check_limit(limit)
-        return await self._read(lambda connection: self._files.list(connection, key, after, limit))
+        return await self._read(lambda connection: self._files.page(connection, key, after, limit))
 
     async def delete_file(self, key: SessionKey, file_id: str) -> bool:
         def delete(connection: sa.Connection) -> int:

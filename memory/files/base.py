@@ -64,7 +64,11 @@ async def pieces_of(name: str, data: FileData) -> AsyncIterator[bytes]:
     if isinstance(cast(object, data), str) or not isinstance(data, Iterable):
         raise FileRefusedError(shown(name), f"pass bytes or a binary file, not {type(data).__name__}")
     iterator = iter(data)
-    while (piece := await asyncio.to_thread(lambda: next(iterator, None))) is not None:
+
+    def following() -> bytes | None:
+        return next(iterator, None)
+
+    while (piece := await asyncio.to_thread(following)) is not None:
         for part in _parts(_checked(name, piece)):
             yield part
 

@@ -1,6 +1,7 @@
 """Files in every store: races of puts and deletions, kills between bytes and records, half uploads, hostile names."""
 
 import asyncio
+import inspect
 import io
 import os
 from collections.abc import AsyncIterator, Callable
@@ -52,7 +53,7 @@ class Killing:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._inner, name)
-        if not asyncio.iscoroutinefunction(method):
+        if not inspect.iscoroutinefunction(method):
             return method
 
         async def called(*args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,7 @@
 """Archives carry the files of a session; an archive whose files were changed is refused, and leaves nothing."""
 
 import base64
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from turnwise.cli import app
 from turnwise.errors import ArchiveError, FilesUnavailableError
 from turnwise.memory.archive.export import export_session, import_session
 from turnwise.memory.conversation.blocks import Document
-from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.files.access import FileAccess
 from turnwise.memory.files.base import PIECE_BYTES
 from turnwise.memory.files.records import FileLimits
@@ -29,10 +30,8 @@ def access_to(store: InMemoryStore) -> FileAccess:
     return FileAccess(store, StoredObjects(store), LIMITS)
 
 
-async def archive_of(tmp_path: Path, *contents: bytes) -> tuple[list[str], list[str]]:
+async def archive_of(*contents: bytes) -> tuple[list[str], list[str]]:
     """Return the lines of an archive of a session with these files, and their ids."""
-    from turnwise.memory.conversation.sessions import SessionRecord
-
     store, lines = InMemoryStore(), list[str]()
     await store.create(SessionRecord(session_id="chat", user_id="ann"))
     files = access_to(store)
@@ -45,8 +44,8 @@ async def archive_of(tmp_path: Path, *contents: bytes) -> tuple[list[str], list[
     return lines, ids
 
 
-async def test_an_archive_carries_the_files(tmp_path: Path) -> None:
-    lines, ids = await archive_of(tmp_path, b"one", b"", LARGE)
+async def test_an_archive_carries_the_files() -> None:
+    lines, ids = await archive_of(b"one", b"", LARGE)
     for user_id in ("ann", "tom"):
         store = InMemoryStore()
         files, key = access_to(store), SessionKey("chat", user_id)
@@ -57,8 +56,6 @@ async def test_an_archive_carries_the_files(tmp_path: Path) -> None:
 
 def resealed(lines: list[str]) -> list[str]:
     """Return lines with the checksum that they have now."""
-    import hashlib
-
     body = "".join(lines[:-1])
     end = {"end": {"lines": len(lines) - 1, "sha256": hashlib.sha256(body.encode()).hexdigest()}}
     return [*lines[:-1], json.dumps(end) + "\n"]
@@ -89,8 +86,8 @@ HEADER = {"file_id": "file-" + "0" * 24, "name": "a", "media_type": "text/plain"
         ([line(HEADER), line(base64.b64encode(b"abc").decode())], "not those that it says"),
     ],
 )
-async def test_files_that_are_not_whole_are_refused(added: list[str], reason: str, tmp_path: Path) -> None:
-    lines, _ = await archive_of(tmp_path)
+async def test_files_that_are_not_whole_are_refused(added: list[str], reason: str) -> None:
+    lines, _ = await archive_of()
     lines[-1:-1] = added
     store = InMemoryStore()
     with pytest.raises(ArchiveError, match=reason):
@@ -98,15 +95,15 @@ async def test_files_that_are_not_whole_are_refused(added: list[str], reason: st
     assert (await store.count(), await store.files(CHAT), store._objects) == (0, [], {})  # noqa: SLF001
 
 
-async def test_without_a_place_an_archive_with_files_is_refused(tmp_path: Path) -> None:
-    lines, _ = await archive_of(tmp_path, b"one")
+async def test_without_a_place_an_archive_with_files_is_refused() -> None:
+    lines, _ = await archive_of(b"one")
     with pytest.raises(ArchiveError, match="files="):
         await import_session(InMemoryStore(), lines)
 
 
 def test_the_commands_carry_files_and_a_sweep_deletes_their_bytes(tmp_path: Path) -> None:
-    url, copy, settings = f"sqlite:///{tmp_path}/a.db", f"sqlite:///{tmp_path}/b.db", {"placement": InProcess()}
-    with SessionManager(url, engine=EchoEngine(), **settings) as manager:
+    url, copy = f"sqlite:///{tmp_path}/a.db", f"sqlite:///{tmp_path}/b.db"
+    with SessionManager(url, engine=EchoEngine(), placement=InProcess()) as manager:
         chat = manager.open("chat", ttl_s=0.0)
         file = chat.files.put("a.txt", b"kept")
         chat.run("read", Document(file=file.file_id)).wait()
@@ -116,7 +113,7 @@ def test_the_commands_carry_files_and_a_sweep_deletes_their_bytes(tmp_path: Path
     swept = CliRunner().invoke(app, ["sweep", url, "--archive", str(tmp_path / "old"), "--json"])
     assert json.loads(swept.stdout)["archived"] == [{"session_id": "chat", "user_id": "default"}]
     assert list((tmp_path / "a.db-files").glob("*")) == []
-    with SessionManager(copy, engine=EchoEngine(), **settings) as manager:
+    with SessionManager(copy, engine=EchoEngine(), placement=InProcess()) as manager:
         chat = manager.get("chat")
         assert chat.files.get(file.file_id) == b"kept"
         chat.refresh()

@@ -56,14 +56,14 @@ def engine() -> Iterator[OpenAIEngine]:
 @pytest.fixture(params=["memory", "sqlite", "postgresql", "redis"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     """The settings of managers of each store."""
-    urls = {
-        "memory": lambda: f"memory://{tmp_path.name}",
-        "sqlite": lambda: f"sqlite:///{tmp_path}/chats.db",
-        "postgresql": lambda: request.getfixturevalue("database"),
-        "redis": lambda: request.getfixturevalue("redis_url"),
-    }
-    files = {"files": tmp_path / "attached"} if request.param in ("postgresql", "redis") else {}
-    return {"store": urls[request.param](), "placement": InProcess(), **files}
+    settings: dict[str, Any] = {"placement": InProcess()}
+    match request.param:
+        case "memory":
+            return {**settings, "store": f"memory://{tmp_path.name}"}
+        case "sqlite":
+            return {**settings, "store": f"sqlite:///{tmp_path}/chats.db"}
+    name = {"postgresql": "database", "redis": "redis_url"}[request.param]
+    return {**settings, "store": request.getfixturevalue(name), "files": tmp_path / "attached"}
 
 
 def folder_of(place: dict[str, Any], tmp_path: Path) -> Path | None:
@@ -199,7 +199,7 @@ def test_tools_put_files_and_return_them(place: dict[str, Any]) -> None:
     script = tool_script([[("chart", {})], "It is drawn."])
     ASKED.clear()
 
-    def reply(messages: Sequence[dict[str, Any]]) -> Any:
+    def reply(messages: list[dict[str, Any]]) -> Any:
         ASKED.append(messages)
         return script(messages)
 

@@ -17,7 +17,7 @@ from turnwise.actors.session.state.run_events import is_snapshot
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
 from turnwise.errors import InvalidInputError, SessionEndedError, SessionInUseError, TurnsChangedError, shown
-from turnwise.memory.conversation.blocks import Block, encode
+from turnwise.memory.conversation.blocks import AnyBlock, encode
 from turnwise.memory.conversation.events import PromptAppended, TurnImported
 from turnwise.memory.conversation.exchanges import exchanges, goes_on
 from turnwise.memory.conversation.memory_use import MemoryUse
@@ -139,7 +139,7 @@ class Importing:
                 await asyncio.sleep(0)  # let other work run during a long conversation
         return len(stored), digest.hexdigest(), head.index
 
-    async def _count_stored(self, blocks: Sequence[Block]) -> int:
+    async def _count_stored(self, blocks: Sequence[AnyBlock]) -> int:
         """Return how many of these blocks the session has: all of its own if these blocks begin with them; else 0."""
         if self._state.head is None or size(self._state.head.base) > len(blocks):
             return 0
@@ -217,7 +217,7 @@ class Importing:
             raise InvalidInputError("messages", len(state.run_queue.pending.prompt), reason)
 
     async def _add(
-        self, blocks: Sequence[Block], encoded: list[str], key: str, fingerprint: str, memory: MemoryUse
+        self, blocks: Sequence[AnyBlock], encoded: list[str], key: str, fingerprint: str, memory: MemoryUse
     ) -> int:
         head, now = self._state.head, self._journal.clock()
         span, session = self._journal.extend(len(blocks))

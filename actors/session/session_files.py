@@ -11,7 +11,7 @@ from turnwise.memory.conversation.blocks import Block, Document, Image, Text, en
 from turnwise.memory.conversation.prompts import Prompt
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.turns import Turn
-from turnwise.memory.files.access import FileAccess
+from turnwise.memory.files.access import FileAccess, access_to
 from turnwise.memory.files.attachments import (
     AnyKind,
     described_by,
@@ -22,12 +22,8 @@ from turnwise.memory.files.attachments import (
     with_parts,
 )
 from turnwise.memory.files.base import FileStore
-from turnwise.memory.files.index import file_index, keeps_files
+from turnwise.memory.files.index import keeps_files
 from turnwise.memory.files.owned import OwnedFiles
-from turnwise.memory.files.records import FileLimits
-
-NO_PLACE = "pass files='/path/of/a/folder', or a URL that fsspec opens, to SessionManager"
-"""What to do where a store has no place for the bytes of files."""
 
 
 class SessionFiles:
@@ -124,15 +120,3 @@ class SessionFiles:
             return turn
         access = self.access if self.is_on else None
         return turn.replacing({place: await with_bytes(access, self._key, each) for place, each in named.items()})
-
-
-def access_to(store: object, files: FileStore | None, limits: FileLimits) -> FileAccess:
-    """Return access to the files of a store.
-
-    Raises:
-        FilesUnavailableError: there is no place for files.
-    """
-    index = file_index(store)
-    if files is None:
-        raise FilesUnavailableError(str(store), NO_PLACE)
-    return FileAccess(index, files, limits)

@@ -26,6 +26,7 @@ from turnwise.errors import (
     FileExpiredError,
     FileNotStoredError,
     FileRefusedError,
+    FilesUnavailableError,
     InvalidInputError,
     TurnwiseError,
     shown,
@@ -34,7 +35,7 @@ from turnwise.memory.background import log_failure
 from turnwise.memory.conversation.blocks import is_media_type
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.files.base import FileData, FileStore, pieces_of
-from turnwise.memory.files.index import FileIndex
+from turnwise.memory.files.index import FileIndex, file_index
 from turnwise.memory.files.records import (
     HEAD_BYTES,
     OF_USER,
@@ -270,3 +271,19 @@ class FileAccess:
 
 def _owner(key: SessionKey) -> str:
     return f"session {key.session_id!r}" if key.session_id else f"user {key.user_id!r}"
+
+
+NO_PLACE = "pass files='/path/of/a/folder', or a URL that fsspec opens, to SessionManager"
+"""What to do where a store has no place for the bytes of files."""
+
+
+def access_to(store: object, files: FileStore | None, limits: FileLimits) -> FileAccess:
+    """Return access to the files of a session store.
+
+    Raises:
+        FilesUnavailableError: the store keeps no records of files, or there is no place for their bytes.
+    """
+    index = file_index(store)
+    if files is None:
+        raise FilesUnavailableError(str(store), NO_PLACE)
+    return FileAccess(index, files, limits)

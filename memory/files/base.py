@@ -68,8 +68,8 @@ async def pieces_of(name: str, data: FileData) -> AsyncIterator[bytes]:
     def following() -> bytes | None:
         return next(iterator, None)
 
-    while (piece := await asyncio.to_thread(following)) is not None:
-        for part in _parts(_checked(name, piece)):
+    while (found := await asyncio.to_thread(following)) is not None:
+        for part in _parts(_checked(name, found)):
             yield part
 
 

@@ -24,7 +24,6 @@ from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.named_engines import as_engine, engines_of
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
-from turnwise.actors.session.session_files import access_to
 from turnwise.actors.session.window.compaction_tasks import check_overflow, default_overflow
 from turnwise.errors import ConfigError, SessionLostError
 from turnwise.memory.conversation.block_cache import BlockCache
@@ -32,7 +31,7 @@ from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.event_store.urls import check_history_url
-from turnwise.memory.files.access import FileAccess
+from turnwise.memory.files.access import FileAccess, access_to
 from turnwise.memory.files.base import FileStore
 from turnwise.memory.files.records import FileLimits
 from turnwise.memory.files.urls import check_files_url, files_beside

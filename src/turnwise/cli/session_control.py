@@ -387,7 +387,7 @@ async def _acting(
         TurnwiseError: there is no such session or run, or it cannot be changed from here; the message says how.
     """
     placement = _placement(place.store)
-    from turnwise.actors.client.shared.without_engine import live
+    from turnwise.actors.client.without_engine import live
     from turnwise.actors.cluster.ray_address import starts_own_ray
     from turnwise.actors.hosting.placement import Dedicated
 
@@ -445,7 +445,7 @@ def _placement(store: str) -> Placement:
 async def _opened(place: _Place, placement: Placement) -> AsyncIterator[AsyncSessionManager]:
     """Yield a manager without an engine, unless somebody else has the store open."""
     from turnwise.actors.client.manager import AsyncSessionManager
-    from turnwise.actors.client.shared.without_engine import NoEngine
+    from turnwise.actors.client.without_engine import NoEngine
 
     await _check_rivals(place.store, placement)
     settings: dict[str, Any] = {"placement": placement, "namespace": place.namespace, "history_store": place.history}
@@ -500,7 +500,7 @@ async def _check_open_runs(session: AsyncSession, may: str, *, is_alone: bool = 
     Args:
         is_alone: whether there is no Ray that could have noted their engine.
     """
-    from turnwise.actors.client.shared.without_engine import has_noted_engine
+    from turnwise.actors.client.without_engine import has_noted_engine
 
     info: SessionInfo = await session.info()
     if info.active_run_id is None or may == "end" or (may == "cancel" and not info.queued_run_ids):

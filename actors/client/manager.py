@@ -16,6 +16,7 @@ from typing import Any, Literal, Self, Unpack
 from turnwise.actors.client import steps
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.expiry import sweep
+from turnwise.actors.client.files import AsyncFiles, collect_files, with_bytes_of
 from turnwise.actors.client.forgetting import clear, forget
 from turnwise.actors.client.importing import read_conversation, send_conversation
 from turnwise.actors.client.run_once import AsyncOnce
@@ -59,7 +60,13 @@ from turnwise.actors.client.shared.arguments import (
 )
 from turnwise.actors.client.shared.once_store import ONCE, once_client, once_url
 from turnwise.actors.client.shared.run_options import RunOptions
-from turnwise.actors.client.shared.sessions_client import DEFAULT_STORE, HistoryArgument, SessionsClient, StoreArgument
+from turnwise.actors.client.shared.sessions_client import (
+    DEFAULT_STORE,
+    FilesArgument,
+    HistoryArgument,
+    SessionsClient,
+    StoreArgument,
+)
 from turnwise.actors.client.store_reads import AsyncStoreReads
 from turnwise.actors.client.subscriptions import AsyncEventFeed, AsyncSubscription
 from turnwise.actors.client.webhooks import AsyncWebhook, add_webhook
@@ -98,6 +105,8 @@ from turnwise.memory.deliveries.webhooks import (
     new_secret,
     repeatable_webhook_id,
 )
+from turnwise.memory.files.attachments import refusal_by
+from turnwise.memory.files.records import OF_USER
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.quotas.records import Quota, QuotaUse
@@ -147,6 +156,10 @@ class AsyncSessionManager:
             your own `HistoryStore`, given like a store.
             Events arrive there soon after they are stored; a history store that is unreachable delays no run. Live
             sessions keep the history store that they started with.
+        files: where the bytes of files are kept, which sessions and users have by their ids: the path of a folder, or a
+            URL that fsspec opens, such as `s3://bucket/folder`. All processes of the sessions must reach it. By default
+            a folder beside a SQLite file, whose name ends with `-files`; in memory for `memory://`; none for others:
+            then methods about files raise FilesUnavailableError, and attachments stay in the store.
         namespace: the Ray namespace of the actors; managers of the same store and namespace share sessions.
         encryption: the keys with which conversations and events are encrypted; `EncryptedStore` says which fields stay
             readable. Long-term and working memories are not encrypted, since they search the text that they keep. A
@@ -173,6 +186,7 @@ class AsyncSessionManager:
         placement: Placement = Dedicated(),
         config: SessionConfig | None = None,
         history_store: HistoryArgument = None,
+        files: FilesArgument = None,
         namespace: str = "turnwise",
         encryption: Encryption | None = None,
         read_only: bool = False,
@@ -193,6 +207,7 @@ class AsyncSessionManager:
             placement=placement,
             config=self._config,
             read_only=read_only,
+            files=files,
         )
         self._store = AsyncStoreReads(self._client, is_encrypted=encryption is not None)
         self._once = AsyncOnce(
@@ -430,7 +445,7 @@ class AsyncSessionManager:
         self._check_writes(session_id, "import_messages")
         # As its session will, so that none is created for a conversation that cannot be stored.
         builder = self._check_engine(engine, session_id)
-        refuses = builder.refuses if isinstance(builder, Selective) else takes_all
+        refuses = refusal_by(builder.refuses) if isinstance(builder, Selective) else takes_all
         checks: dict[str, Any] = {"max_bytes": self._config.max_prompt_bytes, "refuses": refuses}
         conversation = await read_conversation(messages, format, system=system, key=idempotency_key, **checks)
         owner: dict[str, Any] = {"user_id": user_id, "agent": agent}
@@ -473,7 +488,8 @@ class AsyncSessionManager:
         client, session = await self._open_once(user_id, agent, metadata, engine)
         counts = await self._store.run(lambda store: count_run(store, session.user_id, agent))
         try:
-            return await AsyncSession(client, SessionRef.of(session), agent).run(*prompts, **options)
+            filled = await with_bytes_of(self._client, session.user_id, prompts)
+            return await AsyncSession(client, SessionRef.of(session), agent).run(*filled, **options)
         except TurnwiseError:
             await self._store.run(lambda store: take_back(store, counts))
             raise
@@ -898,6 +914,18 @@ class AsyncSessionManager:
         uses: Sequence[QuotaUse] = await self._store.run(lambda store: quota_uses(store, user_id, agent))
         return uses
 
+    @checked(user_id=UserId | None)
+    async def files(self, *, user_id: str | None = None) -> AsyncFiles:
+        """Return the files of a user that belong to no session; any session of the user may name them in its prompts.
+
+        Then the session has the file, too, and keeps it when the user's is deleted.
+
+        Args:
+            user_id: "default" if omitted.
+        """
+        await self._start.done()
+        return AsyncFiles(self._client, SessionKey(OF_USER, user_id or DEFAULT_USER))
+
     @checked(user_id=UserId | None, agent=AgentName | None, since=Day | None, until=Day | None, by=LedgerFields)
     async def usage(
         self,
@@ -951,7 +979,9 @@ class AsyncSessionManager:
         self._check_writes("*", "forget")
         await self._start.done()
         await self._once.forget(user_id)
-        return await forget(self._client, self._store, user_id, verify=verify)
+        report = await forget(self._client, self._store, user_id, verify=verify)
+        await collect_files(self._client)
+        return report
 
     @checked(user_id=UserId, agent=AgentName | None, keep_last=Count, memory=bool, verify=bool)
     async def clear(
@@ -1001,7 +1031,9 @@ class AsyncSessionManager:
         """
         self._check_writes("*", "sweep")
         await self._start.done()
-        return await sweep(self._client, self._store.store, Path(archive) if archive else None, memory)
+        swept = await sweep(self._client, self._store.store, Path(archive) if archive else None, memory)
+        await collect_files(self._client)
+        return swept
 
     async def hosts(self) -> Sequence[HostInfo]:
         """Return the processes that host sessions of this manager's store and namespace, on all nodes of the cluster.

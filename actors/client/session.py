@@ -10,6 +10,7 @@ from pydantic import InstanceOf
 
 from turnwise.actors.client import steps
 from turnwise.actors.client.execution import AsyncExecutionHandle
+from turnwise.actors.client.files import AsyncFiles, collect_files
 from turnwise.actors.client.importing import read_conversation, send_conversation
 from turnwise.actors.client.session_host import AsyncSessionHost
 from turnwise.actors.client.session_memory import AsyncSessionMemory
@@ -123,6 +124,11 @@ class AsyncSession:
     def memory(self) -> AsyncSessionMemory:
         """The long-term memories of the session's user, and the working memory."""
         return AsyncSessionMemory(self._client, self._ref)
+
+    @property
+    def files(self) -> AsyncFiles:
+        """The files of the session, which blocks and tools name by their ids."""
+        return AsyncFiles(self._client, self._ref.key)
 
     async def append(self, *prompts: Prompt) -> Turn:
         """Store prompts for the next run; return that run's turn, with all prompts that wait for the run. Durable.
@@ -947,7 +953,9 @@ class AsyncSession:
             SessionInUseError: a run is active or queued.
             LongTermMemoryError: memories failed; the error names them. The session was not deleted: repeat the call.
         """
-        return await self._host.delete(memory=memory, verify=verify)
+        report = await self._host.delete(memory=memory, verify=verify)
+        await collect_files(self._client)
+        return report
 
     async def info(self) -> SessionInfo:
         """Return the session's record, its active and queued runs, and the process that hosts it, if any."""

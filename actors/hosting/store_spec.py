@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from turnwise.actors.hosting.store_object import StoreObject
 from turnwise.memory.longterm.base import is_local
@@ -15,8 +15,13 @@ from turnwise.memory.longterm.base import is_local
 if TYPE_CHECKING:
     from turnwise.actors.hosting.runtime import Runtime
     from turnwise.memory.event_store.base import HistoryStore
+    from turnwise.memory.files.base import FileStore
     from turnwise.memory.stores.base import SessionStore
     from turnwise.memory.stores.encrypted.settings import Encryption
+
+
+NO_FILES = ""
+"""The place of files of a store that has none, though it could."""
 
 
 def store_id_of(namespace: str, store: object, *, is_encrypted: bool = False) -> str:
@@ -38,6 +43,8 @@ class StoreSpec:
     encryption: Encryption | None = None
     is_local: bool = False
     """Whether its processes open a file, which is on one node."""
+    files: str | None = None
+    """Where the bytes of files are: a folder, or a URL of fsspec; None if nowhere, or in the store itself."""
     read_only: bool = False
     """Whether it is opened for reading only, while another owner uses it."""
 
@@ -90,6 +97,32 @@ class StoreSpec:
         from turnwise.memory.event_store.encrypted import EncryptedHistory
 
         return EncryptedHistory(history, self.encryption)
+
+    @property
+    def has_files(self) -> bool:
+        """Whether `open_files` returns a place for files."""
+        in_memory = isinstance(self.url, str) and self.url.startswith("memory:")
+        return in_memory if self.files is None else self.files != NO_FILES
+
+    def open_files(self, store: SessionStore) -> FileStore | None:
+        """Open what keeps the bytes of files, beside the store that was opened; None if there is no place for them."""
+        if not self.has_files:
+            return None
+        files: FileStore
+        if self.files is not None:
+            from turnwise.memory.files.fsspec_files import FsspecFiles
+
+            files = FsspecFiles(self.files)
+        else:
+            from turnwise.memory.files.stored_objects import StoredObjects
+
+            keeper: Any = store if self.encryption is None else getattr(store, "inner", store)
+            files = StoredObjects(keeper)
+        if self.encryption is None:
+            return files
+        from turnwise.memory.stores.encrypted.files import EncryptedFiles
+
+        return EncryptedFiles(files, self.encryption)
 
 
 def is_file(store: object) -> bool:

@@ -20,6 +20,7 @@ from turnwise.actors.session.state.quota_book import QuotaBook
 from turnwise.errors import ConfigError, EngineLimitError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.files.base import FileStore
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
@@ -45,6 +46,7 @@ class WorkerResources:
         engine: that setup, pickled.
         other_engines: the pickled setups of other managers, by id.
         loads: makes a setup from what was sent: see `Runtime.dumps`.
+        open_files: opens what keeps the bytes of files, beside the store.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class WorkerResources:
         *,
         other_engines: Mapping[str, bytes] | None = None,
         loads: Callable[[bytes], Any] = pickle.loads,
+        open_files: Callable[[SessionStore], FileStore | None] = lambda _store: None,
     ) -> None:
         self.engine_id = engine_id
         self.in_use: Callable[[], Collection[str]] = lambda: ()
@@ -68,6 +71,8 @@ class WorkerResources:
         self._loads = loads
         self._open_store = open_store
         self._open_history = open_history
+        self._open_files = open_files
+        self._files: FileStore | None = None
         self._opening: asyncio.Task[None] | None = None
         self._opened: tuple[SessionStore, HistoryStore | None] | None = None
         self._setups: OrderedDict[str, SessionSetup] = OrderedDict()
@@ -150,6 +155,7 @@ class WorkerResources:
             memories=memories,
             working=working,
             history=history,
+            files=self._files,
             engine_id=override.engine_id,
             alarm=self.alarm,
             outbox=self._find_outbox(),
@@ -204,6 +210,7 @@ class WorkerResources:
         self._loading.result()
         store = await asyncio.to_thread(self._open_store)
         try:
+            self._files = await asyncio.to_thread(self._open_files, store)
             self._opened = store, await asyncio.to_thread(self._open_history)
         except BaseException:
             await store.close()  # the next call opens another one
@@ -234,7 +241,7 @@ class WorkerResources:
         if self._opening is not None:
             await asyncio.wait({self._opening})
         if self._opened is not None:
-            for store in self._opened:
+            for store in (*self._opened, self._files):
                 if store is not None:
                     await store.close()
 

@@ -112,7 +112,7 @@ class InProcessRuntime:
 
         def make_resources() -> WorkerResources:
             open_store, open_history = partial(place.open_store, self), partial(place.open_history, self)
-            return WorkerResources(open_store, open_history, *setup, loads=self.loads)
+            return WorkerResources(open_store, open_history, *setup, loads=self.loads, open_files=place.open_files)
 
         return _OwnProcesses(store_id, make_resources, self._placement)
 

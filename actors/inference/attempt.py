@@ -33,6 +33,7 @@ from turnwise.memory.conversation.transcript import Ledger, repair
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.conversation.usage import Usage, unreported
 from turnwise.memory.deliveries.schedule_access import ScheduleAccess
+from turnwise.memory.files.owned import OwnedFiles
 from turnwise.memory.longterm.memory_access import MemoryAccess
 from turnwise.memory.values.frozen_json import freeze, plain_json
 from turnwise.memory.values.growing_text import WholeCharacters, whole, whole_json
@@ -47,6 +48,10 @@ class RunCallbacks(Protocol):
 
     schedules: ScheduleAccess | None
     """See `RunContext.schedules`."""
+
+    @property
+    def files(self) -> OwnedFiles | None:
+        """See `RunContext.files`."""
 
     def publish_live(
         self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any], *, quietly: bool = False
@@ -240,6 +245,10 @@ class Attempt:
     @property
     def schedules(self) -> ScheduleAccess | None:
         return None if self.closed else self._callbacks.schedules
+
+    @property
+    def files(self) -> OwnedFiles | None:
+        return None if self.closed else self._callbacks.files
 
     @property
     def calls(self) -> Mapping[str, CallState]:

@@ -14,6 +14,7 @@ from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.schedule_access import ScheduleAccess
+from turnwise.memory.files.owned import OwnedFiles
 from turnwise.memory.longterm.memory_access import MemoryAccess
 
 NewEvent = tuple[type[Event], dict[str, Any]]
@@ -92,6 +93,13 @@ class RunContext(Protocol):
     @property
     def schedules(self) -> ScheduleAccess | None:
         """Access to the session's reminders; None if the run has ended. A change stays if the run is cancelled."""
+
+    @property
+    def files(self) -> OwnedFiles | None:
+        """Access to the session's files; None if there is no place for files, or the run has ended.
+
+        A change stays if the run is cancelled.
+        """
 
     def emit(self, part: str | Block) -> None:
         """Stream a part of the answer: a string is text; `Text` and `Thinking` continue the previous such block.

@@ -10,8 +10,16 @@ from turnwise.actors.inference.observing import Telemetry
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.engines.budget import Budget, Price
 from turnwise.errors import ConfigError, InvalidInputError, shown
+from turnwise.memory.files.records import FileLimits
 from turnwise.memory.tokens.counter import TokenCounter
-from turnwise.memory.values.checked_settings import Count, PositiveCount, PositiveSeconds, Seconds, checked_settings
+from turnwise.memory.values.checked_settings import (
+    Count,
+    PositiveBytes,
+    PositiveCount,
+    PositiveSeconds,
+    Seconds,
+    checked_settings,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +86,22 @@ class SessionConfig:
     max_prompt_bytes: PositiveCount = 4_000_000
     """The largest prompt, as UTF-8 JSON."""
 
+    max_inline_bytes: Count = 65_536
+    """Pictures and files of prompts, results and imports with more bytes than this become files of the session by
+    themselves, where there is a place for files: see `Session.files`. Smaller ones stay in the store's rows."""
+
+    max_file_bytes: PositiveBytes = 67_108_864
+    """The largest file. A request to a model has it in memory."""
+
+    max_session_files: PositiveCount = 1_000
+    """The maximum number of files of a session, and of those of a user that belong to no session."""
+
+    max_session_file_bytes: PositiveBytes = 1_073_741_824
+    """The maximum number of bytes of these files together."""
+
+    max_user_file_bytes: PositiveBytes = 10_737_418_240
+    """The maximum number of bytes of all files of a user together, each content once."""
+
     max_metadata_bytes: PositiveCount = 65_536
     """The largest metadata of a session, as UTF-8 JSON."""
 
@@ -104,6 +128,16 @@ class SessionConfig:
     store_retry_s: Seconds = 30.0
     """How long storing a finished answer is retried before callers that wait for the run get the StoreError, in
     seconds."""
+
+    @property
+    def file_limits(self) -> FileLimits:
+        """How much may be stored in files."""
+        return FileLimits(
+            file_bytes=self.max_file_bytes,
+            session_bytes=self.max_session_file_bytes,
+            session_files=self.max_session_files,
+            user_bytes=self.max_user_file_bytes,
+        )
 
     def __post_init__(self) -> None:
         window, reserve = self.max_context_tokens, self.reserve_output_tokens

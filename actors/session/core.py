@@ -36,6 +36,7 @@ from turnwise.actors.session.runs.recovery import Recovery
 from turnwise.actors.session.runs.run_driver import RunDriver
 from turnwise.actors.session.runs.scheduling import Scheduling
 from turnwise.actors.session.runs.session_reminders import SessionReminders
+from turnwise.actors.session.session_files import SessionFiles
 from turnwise.actors.session.session_row import SessionRow
 from turnwise.actors.session.state.alarm import NO_ALARM, Alarm
 from turnwise.actors.session.state.journal import Journal
@@ -52,6 +53,7 @@ from turnwise.actors.session.window.request_fitting import RequestFitting
 from turnwise.actors.session.window.window_compaction import WindowCompaction
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.files.base import FileStore
 from turnwise.memory.stores.base import Activation, SessionStore
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
@@ -89,6 +91,7 @@ class SessionCore:
         memories: Sequence[MemorySlot] = (),
         working: WorkingMemory | None = None,
         history: HistoryStore | None = None,
+        files: FileStore | None = None,
         clock: Callable[[], float] | None = None,
         off_loop: Callable[..., Awaitable[Any]] = asyncio.to_thread,
         engine_id: str = "",
@@ -104,6 +107,7 @@ class SessionCore:
         self.state = state = SessionState(key, Journal(key, store, clock, history))
         self.engines = engines = SessionEngines(run_resources, state, tasks, off_loop)
         progress, spending = SavingProgress(engines), Spending(state, engines)
+        self.files = SessionFiles(state, engines, files)
         self.transactor = transactor = Transactor(
             state, tasks, engines, progress, recover=self._recover, alarm=alarm, outbox=outbox, quotas=quotas
         )
@@ -146,6 +150,7 @@ class SessionCore:
             titles=titles,
             quotas=quota_checks,
             pruning=pruning,
+            files=self.files,
         )
         self._recovery = Recovery(state, transactor, engines, driver, self.ingestion)
         self.versions = Versions(state, transactor)
@@ -159,6 +164,7 @@ class SessionCore:
             reads=self.reads,
             versions=self.versions,
             quotas=quota_checks,
+            files=self.files,
         )
         self.scheduling = Scheduling(state, transactor, engines, admission=self.admission, alarm=alarm)
         self.reminders = SessionReminders(state, self.scheduling)
@@ -173,7 +179,13 @@ class SessionCore:
         self.row = SessionRow(state, transactor, engines)
         self.forking = Forking(state, transactor, self.forgetting, alarm)
         self.importing = Importing(
-            state, transactor, engines, ingestion=self.ingestion, progress=progress, pruning=pruning
+            state,
+            transactor,
+            engines,
+            ingestion=self.ingestion,
+            progress=progress,
+            pruning=pruning,
+            files=self.files,
         )
         self.ownership = Ownership(state, transactor, engines, self.compaction, self.ingestion)
 

@@ -25,6 +25,7 @@ from turnwise.errors import (
 from turnwise.memory.archive.file import ArchiveFile, part_of
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.files.access import FileAccess
 from turnwise.memory.stores.agents import agents_below
 from turnwise.memory.stores.base import Page, SessionStore
 from turnwise.memory.stores.reading import pages_by_cursor
@@ -79,6 +80,8 @@ async def sweep(
     archive: Path | None = None,
     history: HistoryStore | None = None,
     count: Callable[[int], None] = lambda _: None,
+    *,
+    files: FileAccess | None = None,
 ) -> Swept:
     """Delete the sessions that have expired by `now`, in seconds since the epoch; return the outcome of each.
 
@@ -90,6 +93,7 @@ async def sweep(
             its name has the session's id and its time of creation, in microseconds.
         history: the event store, if events are not in the session store.
         count: called after each session with the number of sessions so far.
+        files: the files of the store, which go into the archives.
 
     Raises:
         StoreError: the store or the folder cannot be used. Sessions that were swept before stay swept.
@@ -97,14 +101,21 @@ async def sweep(
     done, number = Swept(), 0
     async for page in pages_by_cursor(partial(store.expired, now, limit=PAGE)):
         for session in page:
-            done += await sweep_session(store, session, archive, history)
+            done += await sweep_session(store, session, archive, history, files=files)
             count(number := number + 1)
         done += damaged(page)
+    if files:
+        await files.collect_later()
     return done
 
 
 async def sweep_session(
-    store: SessionStore, session: SessionRecord, archive: Path | None, history: HistoryStore | None = None
+    store: SessionStore,
+    session: SessionRecord,
+    archive: Path | None,
+    history: HistoryStore | None = None,
+    *,
+    files: FileAccess | None = None,
 ) -> Swept:
     """Delete a session under a new epoch, so that it stays if another process opens it meanwhile.
 
@@ -122,9 +133,9 @@ async def sweep_session(
             session.epoch + 1,
         ):
             raise SessionChangedError(key.session_id)
-        file = await archived(store, session, archive, history)
+        file = await archived(store, session, archive, history, files)
         for agent in await agents_below(store, key):
-            swept += await _sweep_agent(store, agent, archive, history)
+            swept += await _sweep_agent(store, agent, archive, history, files)
         if history:
             stored = await store.get(key)
             if (stored.log, stored.epoch) != (activation.session.log, activation.session.epoch):
@@ -140,11 +151,15 @@ async def sweep_session(
 
 
 async def _sweep_agent(
-    store: SessionStore, key: SessionKey, archive: Path | None, history: HistoryStore | None
+    store: SessionStore,
+    key: SessionKey,
+    archive: Path | None,
+    history: HistoryStore | None,
+    files: FileAccess | None,
 ) -> Swept:
     """Delete the session of an agent, also from a process that has it: no run of its caller is open."""
     session = (await store.activate(key)).session
-    file = await archived(store, session, archive, history)
+    file = await archived(store, session, archive, history, files)
     if history:
         await history.delete(key)
     await store.delete(key, epoch=session.epoch, log=session.log)
@@ -152,7 +167,11 @@ async def _sweep_agent(
 
 
 async def archived(
-    store: SessionStore, session: SessionRecord, folder: Path | None, history: HistoryStore | None = None
+    store: SessionStore,
+    session: SessionRecord,
+    folder: Path | None,
+    history: HistoryStore | None = None,
+    files: FileAccess | None = None,
 ) -> ArchiveFile | None:
     """Export a session to a folder, if one is given; return the file, which is on disk under its final name.
 
@@ -176,7 +195,7 @@ async def archived(
                 await asyncio.to_thread(shutil.copyfile, path, part)
             with part.open("a", encoding="ascii", newline="\n") as file:
                 if not file.tell():
-                    await export_session(store, session.key, file.write, history=history)
+                    await export_session(store, session.key, file.write, history=history, files=files)
                 file.flush()
                 await asyncio.to_thread(os.fsync, file.fileno())
             if (await store.get(session.key)).updated_at != session.updated_at:

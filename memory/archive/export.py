@@ -1,10 +1,10 @@
 """Exports sessions to archives and imports them. An archive is lines of JSON with everything a store has of a session.
 
 The first line has the version and the session's row. Blocks, turns, runs, events and deliveries follow, one on each
-line. The last line has the number of lines and their checksum. An archive is complete: for a fork it also has the
-blocks of other sessions that the fork uses, after its own. It has no open runs: a run that is open at the export is
-stored as interrupted, with its output repaired and a terminal event. It has no names of logs and no epochs, since each
-store makes its own.
+line, then files, each with its bytes on lines of their own. The last line has the number of lines and their checksum.
+An archive is complete: for a fork it also has the blocks of other sessions that the fork uses, after its own. It has no
+open runs: a run that is open at the export is stored as interrupted, with its output repaired and a terminal event. It
+has no names of logs and no epochs, since each store makes its own.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from turnwise.memory.archive.block_positions import (
     runs_of,
     turns_of,
 )
+from turnwise.memory.archive.files import write_files
 from turnwise.memory.archive.format import LineWriter, delivery_line, event_line, move_event, read_lines, record_line
 from turnwise.memory.archive.importer import SessionImport
 from turnwise.memory.archive.unfinished_runs import interrupt
@@ -29,6 +30,7 @@ from turnwise.memory.archive.validation import check_session_line
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.files.access import FileAccess
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.encrypted.records import check_events, check_session, is_sealed
 from turnwise.memory.stores.reading import SEQ, deliveries_of, merged_events, pages
@@ -42,6 +44,7 @@ async def export_session(
     write: Callable[[str], object],
     *,
     history: HistoryStore | None = None,
+    files: FileAccess | None = None,
 ) -> None:
     """Export a session: call `write` for each line of the archive, newline included.
 
@@ -50,16 +53,19 @@ async def export_session(
 
     Args:
         history: the event store that has events of the session, beside those in the session store.
+        files: the files of the store, whose bytes the archive gets.
 
     Raises:
         SessionNotFoundError: the user has no session of this id.
         SessionChangedError: the session was changed during the export.
-        CorruptRecordError: a record of the session cannot be read.
+        CorruptRecordError: a record of the session, or a file, cannot be read.
+        FilesUnavailableError: the session has files, and `files` was not given.
         StillEncryptedError: the session is encrypted, and the store was opened without its keys.
     """
     session = check_session(await store.get(key))
     try:
         lines = await _write_all(store, session, write, history)
+        await write_files(lines, store, key, files)
     except (CorruptRecordError, LookupError) as error:
         if await store.get(key) != session:
             raise SessionChangedError(key.session_id) from error  # the session changed while it was read
@@ -102,6 +108,7 @@ async def import_session(
     session_id: str | None = None,
     user_id: str | None = None,
     now: float | None = None,
+    files: FileAccess | None = None,
 ) -> SessionRecord:
     """Import the session of an archive and return its row. The session can be continued like any other.
 
@@ -119,6 +126,7 @@ async def import_session(
             or user, its runs and deliveries get new ids, and a session of an agent becomes one that nobody has called.
         now: the new time of its last use, from which its `ttl_s` counts, in seconds since the epoch; if left out, it
             keeps the time in the archive.
+        files: the files of the store, for those of the archive.
 
     Raises:
         ArchiveError: a line is wrong or missing; has the line's number.
@@ -141,7 +149,10 @@ async def import_session(
     if key != (archived_id, owner):  # a copy of an agent's session is nobody's agent
         session = replace(session, called_by=None, depth=0, budget=FrozenDict())
     new = SessionImport(
-        store, session if now is None else replace(session, updated_at=now), SessionKey(str(archived_id), str(owner))
+        store,
+        session if now is None else replace(session, updated_at=now),
+        SessionKey(str(archived_id), str(owner)),
+        files,
     )
     beginning = asyncio.ensure_future(new.begin())
     try:
@@ -153,6 +164,8 @@ async def import_session(
     except BaseException:  # a cancellation, too
         await asyncio.wait([beginning])  # it may still create the session
         await asyncio.shield(new.undo())
+        if files:
+            await asyncio.shield(files.collect_later())
         raise
 
 

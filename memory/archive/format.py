@@ -33,7 +33,7 @@ from turnwise.memory.values.records import record_of, record_values
 VERSION = 1
 """Raised with every change of the lines that older versions of turnwise would misread."""
 
-Kind = Literal["session", "block", "turn", "run", "event", "delivery", "end"]
+Kind = Literal["session", "block", "turn", "run", "event", "delivery", "file", "end"]
 
 MAX_LINE = 16 * 1024**2
 """The most characters of a line, except for the line of a block."""
@@ -43,7 +43,7 @@ MAX_BLOCK_LINE = 16 * MAX_LINE
 MAX_DEPTH = 100
 """How deep values of a record may be nested."""
 
-_ORDER: tuple[Kind, ...] = ("session", "block", "turn", "run", "event", "delivery", "end")
+_ORDER: tuple[Kind, ...] = ("session", "block", "turn", "run", "event", "delivery", "file", "end")
 
 _OWN = ("session_id", "user_id", "log", "epoch", "revision")
 """Fields of records that each store makes for itself, or that are in the first line."""

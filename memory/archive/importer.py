@@ -13,6 +13,7 @@ from functools import partial
 from turnwise.errors import ArchiveError, SessionFencedError, SessionNotFoundError
 from turnwise.memory.archive.block_order import Order, References
 from turnwise.memory.archive.block_positions import LOG, PAGE, move_summary, move_turn
+from turnwise.memory.archive.files import FileLines
 from turnwise.memory.archive.format import Line, inputs_of, stored_blocks_of
 from turnwise.memory.archive.validation import (
     check_event,
@@ -30,6 +31,7 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Seen, Span, Spans, join, overlap
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
+from turnwise.memory.files.access import FileAccess
 from turnwise.memory.stores.base import Commit, SessionStore
 from turnwise.memory.stores.reading import INDEX, pages, read_blocks, read_runs
 from turnwise.memory.stores.search.records import MessageText, Searchable, turn_texts
@@ -50,12 +52,16 @@ class SessionImport:
     Args:
         session: its row after the import.
         archived_key: the session's key in the archive.
+        files: the files of the store.
     """
 
-    def __init__(self, store: SessionStore, session: SessionRecord, archived_key: SessionKey) -> None:
+    def __init__(
+        self, store: SessionStore, session: SessionRecord, archived_key: SessionKey, files: FileAccess | None = None
+    ) -> None:
         self._store = store
         self._session = session
         self._archived_key = archived_key
+        self._files = FileLines(session.key, files)
         row = replace(session, status="ended", metadata=UNFINISHED, params=FrozenDict(), ttl_s=None)
         self._row = replace(row, log_size=0, next_index=0, seq=0, branches=())
         self._blocks: list[str] = []
@@ -120,6 +126,8 @@ class SessionImport:
                 self._events.append(self._event(line))
             case "delivery":
                 self._deliveries.append(self._delivery(line))
+            case "file":
+                await self._files.add(line)
         if max(len(self._blocks), len(self._turns), len(self._events)) >= PAGE:
             await self._commit()
 
@@ -138,6 +146,7 @@ class SessionImport:
         Raises:
             ArchiveError: a turn added only one part of a pair: see `Order`.
         """
+        await self._files.finish()
         if problem := await self._order.check_pairs(sorted(self._added_by_line)):
             number, reason = problem
             raise ArchiveError(number or line.number, reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -54,6 +54,16 @@ class BlockCache:
         added: dict[int, Any] = dict(enumerate(blocks))
         cache._logs = {**self._logs, log: added}
         cache.held = union(self.held, (Span(log, 0, len(blocks)),))
+        return cache
+
+    def replacing(self, blocks: Mapping[Span, Block]) -> BlockCache:
+        """Return a cache that holds this one's current blocks, with others at some places. O(the logs' blocks)."""
+        cache = BlockCache()
+        cache._logs = {**self._logs, **{span.log: {**self._logs[span.log]} for span in blocks}}
+        for (log, position, _), block in blocks.items():
+            entries: dict[int, Any] = cache._logs[log]
+            entries[position] = block
+        cache.held = self.held
         return cache
 
     def add_spans(self, spans: Iterable[Span], blocks: Sequence[Block | str]) -> None:

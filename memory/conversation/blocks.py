@@ -19,6 +19,7 @@ import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator, model_validator
 
 from turnwise.memory.values.frozen_json import MAX_DEPTH, FrozenDict, JsonObject, freeze, is_deeper
+from turnwise.memory.values.ids import is_file_id
 from turnwise.memory.values.records import lean, reduced
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -94,6 +95,10 @@ class _Payload(Block):
     url: Str | None = None
     data: Str | None = None
     media_type: Str | None = None
+    file: Str | None = None
+    """The id of a file of the session, or of its user: see `session.files`. A request to a model has its bytes."""
+    size: int | None = None
+    """How many bytes the file has. It is set when the block is stored."""
 
     @field_validator("data", mode="before")
     @classmethod
@@ -105,8 +110,11 @@ class _Payload(Block):
     @model_validator(mode="after")
     def _is_sendable(self) -> Self:
         """Refuse a block that no provider accepts: it would make every later request invalid."""
-        if not (self.url or self.data or getattr(self, "plain", None)):
-            raise ValueError(f"a {self.kind} needs a url, or data with its media_type")
+        others = self.url or self.data or getattr(self, "plain", None)
+        if self.file and others:
+            raise ValueError(f"a {self.kind} with a file has no url, data or text beside it")
+        if not (self.file or others):
+            raise ValueError(f"a {self.kind} needs a url, a file, or data with its media_type")
         if self.data and not self.media_type:
             raise ValueError(f"a {self.kind} with data needs its media_type, such as image/png")
         return self
@@ -117,6 +125,8 @@ class _Payload(Block):
 
         The first read is O(size of the data). Prompts and tool results are refused if they have one.
         """
+        if self.file is not None and not is_file_id(self.file):
+            return f"{self.file[:99]!r} is no id of a file, such as session.files.put returns"
         if self.media_type and (flaw := self._flaw_of_type(self.media_type)):
             return flaw
         if self.data and not _is_base64(self.data):
@@ -134,6 +144,14 @@ _NAME = r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]*"
 _MEDIA_TYPE = re.compile(rf"{_NAME}/{_NAME}(; ?{_NAME}=[^;,\s]+)*")
 _DATA_URL = re.compile(r"data:([^,]*);base64,(.*)", re.DOTALL)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\x00-\x20\x7f-\xa0]+")
+
+
+def is_media_type(text: object) -> bool:
+    """Return whether a text is a media type, such as image/png."""
+    return isinstance(text, str) and len(text) <= _TYPE_CHARS and bool(_MEDIA_TYPE.fullmatch(text))
+
+
+_TYPE_CHARS = 255
 
 
 def _is_base64(text: str) -> bool:
@@ -154,7 +172,7 @@ def _is_url(text: str) -> bool:
 
 
 class Image(_Payload):
-    """A picture, by `url` or as base64 `data` of a `media_type` such as image/png."""
+    """A picture, by `url`, as base64 `data` of a `media_type` such as image/png, or as a `file` of the session."""
 
     kind: Literal["image"] = "image"
 
@@ -171,13 +189,13 @@ class Image(_Payload):
 
 
 class Document(_Payload):
-    """A file, by `url`, as base64 `data` of a `media_type`, as plain `text`, or as `chunks` of text.
+    """A file, by `url`, as base64 `data` of a `media_type`, as plain `text`, as `chunks` of text, or as a `file`.
 
-    `Document.from_bytes` takes a file's bytes.
+    `Document.from_bytes` takes a file's bytes. A `file` is one of the session, whose name the document has by default.
     """
 
     kind: Literal["document"] = "document"
-    name: Str
+    name: Str = ""
     text: Str | None = None
     chunks: tuple[Str, ...] = ()
     """Pieces of text that the model can cite one by one, where the provider has citations; else they are one text."""

@@ -32,6 +32,11 @@ class SessionKey(NamedTuple):
         return self.session_id if self.user_id == DEFAULT_USER else f"{self.session_id} of {self.user_id}"
 
 
+def parent_id(turn: str) -> str:
+    """Return the id of the session that a turn belongs to, of its name as `SessionRecord.parent` has it."""
+    return turn.rpartition("#")[0]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SessionRecord(Record):
     """A session's row: its owner, its settings, and the counters that its next commit starts from."""

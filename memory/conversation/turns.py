@@ -4,7 +4,7 @@ Annotations are not postponed (PEP 563) in this module, since pydantic would eva
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
@@ -316,6 +316,15 @@ class Turn:
             before, prompt = (), record.input
         shown = join(before, [Span(_RECALLED, 0, 1)], prompt)
         return Turn(self._session_id, replace(record, input=shown), self._cache.over(_RECALLED, [block]))
+
+    @property
+    def placed_blocks(self) -> list[tuple[Span, AnyBlock]]:
+        """The blocks of the snapshot with their places, oldest first."""
+        return [*zip(places(self._record.spans), self.blocks, strict=True)]
+
+    def replacing(self, blocks: Mapping[Span, Block]) -> "Turn":
+        """Return a copy of this turn with other blocks at some places, for a request to a model. It is never stored."""
+        return Turn(self._session_id, self._record, self._cache.replacing(blocks), self._prompt_blocks, self._branches)
 
     def showing(self, blocks: Sequence[Block], *, store: bool = False) -> "Turn":
         """Return a copy of this turn with other blocks, for a request to a model.

@@ -14,6 +14,7 @@ import pydantic_core
 from turnwise.memory.conversation.blocks import AnyBlock, Content, Document, Image, Text, Unknown
 from turnwise.memory.providers.openai_chat import INTERRUPTED
 from turnwise.memory.values.frozen_json import FrozenDict, freeze
+from turnwise.memory.values.ids import is_file_id
 
 _DATA_URL = re.compile(r"data:([^;,]+);base64,(.*)", re.DOTALL)
 
@@ -87,13 +88,18 @@ def picture(url: str) -> Image:
     return Image(data=match[2], media_type=match[1]) if match else Image(url=url)
 
 
+def own_file(file_id: Any, place: str, other: str) -> str:
+    """Return the id of a file of the session; refuse that of a provider's file, naming what to send in its place."""
+    if is_file_id(file_id):
+        return str(file_id)
+    return refuse(place, file_id, f"files of a provider are not read: send {other}, or leave it out")
+
+
 def file(item: Mapping[str, Any], place: str) -> Document:
     """Return the file of `file_data` or `file_url`, and a `filename`."""
-    if item.get("file_id") is not None:
-        raise UnreadableError(
-            f"{place}.file_id", item["file_id"], "files of a provider are not read: send file_data, or leave it out"
-        )
     name = item.get("filename")
+    if (file_id := item.get("file_id")) is not None:
+        return Document(name=name or "", file=own_file(file_id, f"{place}.file_id", "file_data"))
     if isinstance(url := item.get("file_url"), str):
         return Document(name=name or _name_in(url) or "file", url=url)
     data = text(item, "file_data", place)

@@ -9,6 +9,7 @@ from turnwise.memory.conversation.blocks import (
     AnyBlock,
     Block,
     Content,
+    Image,
     System,
     Text,
     Thinking,
@@ -25,6 +26,7 @@ from turnwise.memory.providers.parts import (
     assistant_text,
     file,
     mapping,
+    own_file,
     parts,
     picture,
     pop_text,
@@ -133,9 +135,7 @@ def _part(kind: str, part: Mapping[str, Any], place: str) -> Content:
             return Text(text=text(part, "text", place))
         case "input_image":
             if part.get("file_id") is not None:
-                raise UnreadableError(
-                    f"{place}.file_id", part["file_id"], "files of OpenAI are not read: send image_url, or leave it out"
-                )
+                return Image(file=own_file(part["file_id"], f"{place}.file_id", "image_url"))
             return picture(text(part, "image_url", place))
         case "input_file":
             return file(part, place)

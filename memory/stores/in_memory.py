@@ -30,11 +30,14 @@ from turnwise.memory.conversation.sessions import (
     SessionKey,
     SessionRecord,
     SessionStatus,
+    parent_id,
 )
 from turnwise.memory.conversation.spans import Seen, Span, Spans, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange, check_delivery
 from turnwise.memory.deliveries.webhooks import WebhookRecord
+from turnwise.memory.files.records import FileLimits, FileRecord
+from turnwise.memory.files.table import FileTable
 from turnwise.memory.quotas.records import (
     CounterKey,
     Quota,
@@ -145,6 +148,9 @@ class InMemoryStore(LocalClock):
         self._ledger: dict[LedgerKey, tuple[int, ...]] = {}
         self._quotas: dict[str, Quota] = {}
         self._counters: dict[CounterKey, QuotaCounter] = {}
+        self._files = FileTable()
+        self._objects: dict[str, bytes] = {}
+        """The bytes of files, by the names of their objects."""
         self._closed = False
 
     @property
@@ -178,6 +184,8 @@ class InMemoryStore(LocalClock):
         self._rows[session.key] = row
         self._change_deliveries(row, additions)
         self._add_texts(row, texts)
+        if session.parent:
+            self._files.copy(SessionKey(parent_id(session.parent), session.user_id), session.key)
         return session
 
     def clock(self) -> float:
@@ -516,7 +524,62 @@ class InMemoryStore(LocalClock):
             self._deliveries.put(delivery.delivery_id, None)
         for log_name in {row.session.log, *(span.log for span in row.borrowed)}:
             self._release(log_name)
+        self._files.delete_all(key)
         return len(row.turns)
+
+    async def reserve_object(self, object_id: str, user_id: str) -> None:
+        self._check_open()
+        self._files.reserve(object_id, user_id, self._clock())
+
+    async def release_object(self, object_id: str) -> None:
+        self._check_open()
+        self._files.release(object_id)
+
+    async def add_file(self, file: FileRecord, limits: FileLimits) -> FileRecord:
+        self._check_open()
+        if file.session_id:
+            self._row(file.key)
+        return self._files.add(file, limits)
+
+    async def file(self, key: SessionKey, file_id: str) -> FileRecord | None:
+        self._check_open()
+        return self._files.of(key).get(file_id)
+
+    async def files(self, key: SessionKey, *, after: str = "", limit: int = 100) -> list[FileRecord]:
+        self._check_open()
+        files = self._files.of(key)
+        return [files[file_id] for file_id in sorted(files) if file_id > after][: check_limit(limit)]
+
+    async def delete_file(self, key: SessionKey, file_id: str) -> bool:
+        self._check_open()
+        return self._files.delete(key, file_id)
+
+    async def forget_files(self, user_id: str) -> int:
+        self._check_open()
+        return self._files.forget(user_id)
+
+    async def unused_objects(self, reserved_before: float, *, limit: int = 100) -> list[str]:
+        self._check_open()
+        return self._files.unused(reserved_before, check_limit(limit))
+
+    async def drop_objects(self, object_ids: Sequence[str]) -> None:
+        self._check_open()
+        self._files.drop(object_ids)
+
+    async def put_object(self, object_id: str, data: bytes) -> None:
+        """See `ObjectKeeper`, as the next two."""
+        self._check_open()
+        self._objects[object_id] = data
+
+    async def get_object(self, object_id: str) -> bytes:
+        self._check_open()
+        if object_id not in self._objects:
+            raise CorruptRecordError(f"file object {object_id}", "its bytes are missing")
+        return self._objects[object_id]
+
+    async def delete_object(self, object_id: str) -> None:
+        self._check_open()
+        self._objects.pop(object_id, None)
 
     async def try_writing(self) -> None:
         self._check_open()

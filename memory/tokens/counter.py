@@ -117,6 +117,8 @@ class _Counter(ABC):
         if block.plain:
             return self.text(block.plain)
         page = PAGE_TEXT + self.images.tokens(None)
+        if block.file and (block.media_type or "").startswith("text/"):
+            return (block.size or 0) // _BYTES_PER_TOKEN
         if not block.data:
             return UNSEEN_PAGES * page + self.text(block.url or "")
         try:
@@ -126,6 +128,10 @@ class _Counter(ABC):
         if block.media_type == "application/pdf":
             return pdf_pages(data) * page
         return self.text(data.decode(errors="replace"))
+
+
+_BYTES_PER_TOKEN = 4
+"""Of texts in files, which are not read to be counted."""
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,8 @@ PositiveSeconds = Annotated[float, PlainValidator(functools.partial(seconds, may
 Count = Annotated[int, PlainValidator(whole_number)]
 """From 0."""
 PositiveCount = Annotated[int, PlainValidator(functools.partial(whole_number, least=1))]
+PositiveBytes = Annotated[int, PlainValidator(functools.partial(whole_number, least=1, most=2**53))]
+"""As every store adds them up exactly."""
 Share = Annotated[float, PlainValidator(functools.partial(number, most=1))]
 """Above 0 and up to 1."""
 

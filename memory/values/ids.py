@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import threading
 import time
@@ -22,6 +23,14 @@ MAX_INDEXED_BYTES = 2560
 def new_id() -> str:
     """Return a new id of 24 hexadecimal digits. Ids sort by the time they were made, to the millisecond."""
     return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(6)}"
+
+
+_FILE_ID = re.compile(r"file-[0-9a-f]{24,64}")
+
+
+def is_file_id(value: object) -> bool:
+    """Return whether a value has the form of a file's id."""
+    return isinstance(value, str) and bool(_FILE_ID.fullmatch(value))
 
 
 def new_key() -> int:

@@ -14,6 +14,7 @@ TurnwiseError
 │   ├── WorkingMemoryError
 │   ├── NameRefusedError       (also a StoreError) no store keeps such an id or key
 │   ├── ArchiveError           a line of an archive cannot be imported
+│   ├── FileRefusedError       a file is too large, or has a name or a type that cannot be stored
 │   └── TranscriptError
 ├── NotFoundError              no such thing, or no longer
 │   ├── SessionNotFoundError
@@ -23,6 +24,7 @@ TurnwiseError
 │   ├── WebhookNotFoundError   no such webhook, or it was deleted
 │   ├── QuotaNotFoundError     no such quota, or it was removed
 │   ├── CallNotFoundError
+│   ├── FileNotStoredError     no such file, or it was deleted
 │   ├── ThreadNotFoundError    no such thread of LangGraph's
 │   ├── CheckpointNotFoundError
 │   └── NoMemoryError          the session has no memory of this kind
@@ -30,6 +32,7 @@ TurnwiseError
 ├── TooManyWebhooksError       a service lets its user have no more webhooks
 ├── OperatorsOnlyError         a service does it for operators only
 ├── SearchUnavailableError     the store keeps no index of what was said
+├── FilesUnavailableError      there is no place for files
 ├── SessionExistsError
 ├── ThreadExistsError          a thread of LangGraph's has this id
 ├── CheckpointInUseError       another checkpoint is rebuilt from it; nothing was deleted
@@ -93,6 +96,7 @@ TurnwiseError
     │   ├── NotEncryptedError
     │   └── StillEncryptedError
     ├── DuplicateKeyError
+    ├── FileExpiredError       a file took so long to arrive that it counts as left behind
     ├── DeliveryChangedError   a delivery was carried out, changed or cancelled meanwhile
     ├── WebhookChangedError    a webhook was changed or deleted meanwhile
     ├── HistoryConflictError
@@ -288,6 +292,15 @@ class TranscriptError(InvalidInputError):
     why: str
 
 
+class FileRefusedError(InvalidInputError):
+    """A file cannot be stored: it is too large, there are too many, or its name or its type cannot be used."""
+
+    message = "file {name} cannot be stored: {why}; nothing was stored"
+    name: str
+    """As `shown` shortens it."""
+    why: str
+
+
 class NotFoundError(TurnwiseError):
     """A session, turn, run, call or memory does not exist, or no longer exists."""
 
@@ -361,6 +374,22 @@ class OperatorsOnlyError(TurnwiseError):
     user_id: str
     action: str
     remedy: str
+
+
+class FileNotStoredError(NotFoundError):
+    """The session, or the user, has no file with this id: it was deleted, or never put."""
+
+    message = "{owner} has no file {file_id!r}: it was deleted, or never put; files.list() has those there are"
+    file_id: str
+    owner: str
+
+
+class FilesUnavailableError(TurnwiseError):
+    """There is no place for files, or the store keeps no records of them."""
+
+    message = "store {store} keeps no files: {why}"
+    store: str
+    why: str
 
 
 class SearchUnavailableError(TurnwiseError):
@@ -1033,6 +1062,13 @@ class WebhookChangedError(StoreError):
         "read it again"
     )
     webhook_id: str
+
+
+class FileExpiredError(StoreError):
+    """A file took so long to arrive that its bytes count as left behind by a crash; nothing was stored."""
+
+    message = "the bytes of file {file_id!r} are gone, since they took too long to arrive: put the file again"
+    file_id: str
 
 
 class HistoryConflictError(StoreError):

@@ -1,3 +1,5 @@
+from turnwise.actors.client.blocking.files import Files as Files
+from turnwise.actors.client.files import AsyncFiles as AsyncFiles
 from turnwise.memory.archive.expiry import Swept as Swept
 from turnwise.memory.archive.export import export_session as export_session, import_session as import_session
 from turnwise.memory.conversation.ledger import (
@@ -17,6 +19,7 @@ from turnwise.memory.event_store.encrypted import EncryptedHistory as EncryptedH
 from turnwise.memory.event_store.in_memory import InMemoryHistory as InMemoryHistory
 from turnwise.memory.event_store.sql import SQLHistory as SQLHistory
 from turnwise.memory.event_store.urls import open_history as open_history
+from turnwise.memory.files.records import FileRecord as FileRecord
 from turnwise.memory.longterm.items.base import (
     ItemFilter as ItemFilter,
     ItemStore as ItemStore,

@@ -190,6 +190,7 @@ class Asked:
     """A cluster client for sessions that all have a process, which answers with an error."""
 
     portal = None
+    has_files = False
 
     def __init__(self, store: InMemoryStore, error: TurnwiseError, *, deletes: bool) -> None:
         self.store, self.error, self.deletes = store, error, deletes

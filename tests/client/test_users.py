@@ -13,9 +13,11 @@ import pytest
 
 from engines import ScriptedEngine, process_of
 from turnwise.actors.client.blocking.execution import ExecutionHandle
+from turnwise.actors.client.blocking.files import Files
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.client.execution import AsyncExecutionHandle
+from turnwise.actors.client.files import AsyncFiles
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
@@ -74,6 +76,7 @@ CASES = [
     Case("set_quota", (), *[TypeError] * 4),  # see tests/in_process/test_quotas.py
     Case("remove_quota", (), *[TypeError] * 4),
     Case("quotas", (), 0, 0, 0, 0),
+    Case("files", (), ["alices"], [], [], []),
     Case("count", (), 1, 1, 0, 2),
     Case("search", (), ["of-alice"], [], [], TypeError),
     Case("marks", (), [], [], [], TypeError),
@@ -112,7 +115,11 @@ async def outcome(verb: Callable[..., Any], *args: str, **user: str) -> Any:
     """Return what a verb of either family gives, or the error that it raises."""
     try:
         answer = verb(*args, **user)
-        return plain(await answer if inspect.isawaitable(answer) else answer)
+        answer = await answer if inspect.isawaitable(answer) else answer
+        if isinstance(answer, Files | AsyncFiles):
+            files = answer.list()
+            return [file.name for file in (await files if inspect.isawaitable(files) else files)]
+        return plain(answer)
     except Exception as error:  # noqa: BLE001 - the error is the outcome
         return error
 
@@ -125,6 +132,7 @@ def test_every_method_of_a_manager_reaches_only_records_of_its_user(
     run_id = manager.open("of-alice", user_id="alice").run("slow 3").run_id  # which takes a time that counts
     manager.execution(run_id, user_id="alice").wait()
     manager.open("of-bob", user_id="bob")
+    manager.files(user_id="alice").put("alices", b"a")
 
     async def check(manager: Any) -> None:
         for case in CASES:

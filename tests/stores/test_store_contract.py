@@ -19,6 +19,7 @@ from turnwise.memory.stores.conformance import (
     commits as contract_commits,
     deliveries as contract_deliveries,
     failures as contract_failures,
+    files as contract_files,
     forks as contract_forks,
     ledger as contract_ledger,
     listing as contract_listing,
@@ -159,6 +160,7 @@ def test_the_laws_are_all_checks() -> None:
         contract_search,
         contract_ledger,
         contract_quotas,
+        contract_files,
     )
     checks = [value for part in parts for name, value in vars(part).items() if name.startswith("check_")]
     assert checks == list(contract.LAWS) and len(checks) > 40

@@ -50,6 +50,7 @@ class Recorder:
     tools: Mapping[str, Mapping[str, Any]] = {}
     memory = None
     schedules = None
+    files = None
 
     def __init__(self) -> None:
         self.parts: list[str | Block] = []

@@ -20,6 +20,8 @@ from turnwise.errors import (
 from turnwise.memory.archive.expiry import PAGE, Swept, archived, damaged, not_deleted, sweep_session
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.files.access import FileAccess
+from turnwise.memory.files.index import keeps_files
 from turnwise.memory.stores.agents import agents_below
 from turnwise.memory.stores.base import SessionStore
 
@@ -46,14 +48,15 @@ def sweep(client: SessionsClient, store: SessionStore, archive: Path | None, mem
     now = steps.run(portal, store.now)  # the store's clock, which also dates the sessions' commits
     swept, cursor = Swept(), None
     history = client.open_history()
+    files = client.files if client.has_files and keeps_files(store) else None
     try:
         while True:
             page = steps.run(portal, store.expired, now, cursor=cursor, limit=PAGE)
             for session in page:
                 if client.is_live(SessionRef.of(session)) or history or memory:
-                    swept += _ask(client, store, session, archive=archive, history=history, memory=memory)
+                    swept += _ask(client, store, session, archive=archive, history=history, files=files, memory=memory)
                 else:
-                    swept += steps.run(portal, sweep_session, store, session, archive)
+                    swept += steps.run(portal, sweep_session, store, session, archive, files=files)
                     client.drop(SessionRef.of(session))
             swept += damaged(page)
             if (cursor := page.cursor) is None:
@@ -70,17 +73,18 @@ def _ask(
     *,
     archive: Path | None,
     history: HistoryStore | None,
+    files: FileAccess | None,
     memory: bool,
 ) -> Swept:
     """Export the session, then let its process delete it, unless it was used since the query or has an active run."""
     file, agents = None, list[SessionKey]()
     try:
-        file = steps.run(client.portal, archived, store, session, archive, history)
+        file = steps.run(client.portal, archived, store, session, archive, history, files)
         host = SessionHost(client, SessionRef.of(session))
         agents = steps.run(client.portal, agents_below, store, session.key)
         for agent in agents if archive else ():
             record = steps.run(client.portal, store.get, agent)
-            steps.run(client.portal, archived, store, record, archive, history)
+            steps.run(client.portal, archived, store, record, archive, history, files)
         host.delete(memory=memory, verify=False, updated_at=session.updated_at)
     except SessionNotFoundError:
         pass  # already deleted: by an earlier delivery of this call whose answer was lost, or by another caller

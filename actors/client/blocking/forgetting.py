@@ -15,6 +15,7 @@ from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.memory.attached import Eraser
 from turnwise.errors import CorruptRecordError, QuotaNotFoundError, SessionInUseError, SessionNotFoundError
 from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.files.index import keeps_files
 from turnwise.memory.longterm.base import Scope, is_read_only
 from turnwise.memory.longterm.retention.deletion import Erasure
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
@@ -27,23 +28,7 @@ _PAGE = 100
 
 def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: bool) -> Forgotten:
     """Delete a user's sessions, webhooks and quotas, then what memories keep; see `SessionManager.forget`."""
-    report = Forgotten()
-    attempted: set[SessionKey] = set()
-    called_by: str | None = NO_CALLER  # callers go first, so that none gets the result of an agent that is deleted
-    while True:
-        page = store.ask("query", user_id=user_id, called_by=called_by, limit=_PAGE)
-        keys = [*(session.key for session in page), *page.unreadable]
-        if not keys and called_by is None:
-            break
-        if not keys:
-            called_by = None
-        elif attempted.issuperset(keys):  # deleting them had no effect: their stored ids are corrupt
-            names = [key.session_id for key in keys]
-            raise CorruptRecordError(f"sessions {names}", "they cannot be deleted by their ids")
-        attempted.update(keys)
-        for key in keys:
-            # Without memories, which `forget` erases and verifies below.
-            report += SessionHost(client, SessionRef(key)).remove(memory=False, verify=False)
+    report = _delete_sessions(client, store, user_id)
     if history := client.history_store:
         steps.run(client.portal, history.delete_user, user_id)
     webhooks = [webhook for webhook in store.ask("webhooks") if webhook.user_id == user_id]
@@ -51,6 +36,8 @@ def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: b
         Webhook(client, store, webhook).delete()
     _remove_quotas(client, store, user_id)
     store.ask("forget_in_ledger", user_id)
+    if keeps_files(store.store):
+        store.ask("forget_files", user_id)
     scope = Scope(user_id=user_id)
     items: dict[str, int] = {}
     erased: dict[str, Erasure] = {}
@@ -66,6 +53,26 @@ def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: b
     if working := client.working_memory:
         notes = steps.run(client.portal, forget_apart, working, scope)
     return report + Forgotten(items=items, erased=erased, notes=notes, webhooks=len(webhooks), was_checked=verify)
+
+
+def _delete_sessions(client: SessionsClient, store: StoreReads, user_id: str) -> Forgotten:
+    """Delete a user's sessions, without what memories keep."""
+    report = Forgotten()
+    attempted: set[SessionKey] = set()
+    called_by: str | None = NO_CALLER  # callers go first, so that none gets the result of an agent that is deleted
+    while True:
+        page = store.ask("query", user_id=user_id, called_by=called_by, limit=_PAGE)
+        keys = [*(session.key for session in page), *page.unreadable]
+        if not keys and called_by is None:
+            return report
+        if not keys:
+            called_by = None
+        elif attempted.issuperset(keys):  # deleting them had no effect: their stored ids are corrupt
+            names = [key.session_id for key in keys]
+            raise CorruptRecordError(f"sessions {names}", "they cannot be deleted by their ids")
+        attempted.update(keys)
+        for key in keys:
+            report += SessionHost(client, SessionRef(key)).remove(memory=False, verify=False)
 
 
 def _remove_quotas(client: SessionsClient, store: StoreReads, user_id: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Literal, Self, Unpack
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.expiry import sweep
+from turnwise.actors.client.blocking.files import Files, collect_files, with_bytes_of
 from turnwise.actors.client.blocking.forgetting import clear, forget
 from turnwise.actors.client.blocking.importing import read_conversation, send_conversation
 from turnwise.actors.client.blocking.run_once import Once
@@ -63,7 +64,13 @@ from turnwise.actors.client.shared.arguments import (
 )
 from turnwise.actors.client.shared.once_store import ONCE, once_client, once_url
 from turnwise.actors.client.shared.run_options import RunOptions
-from turnwise.actors.client.shared.sessions_client import DEFAULT_STORE, HistoryArgument, SessionsClient, StoreArgument
+from turnwise.actors.client.shared.sessions_client import (
+    DEFAULT_STORE,
+    FilesArgument,
+    HistoryArgument,
+    SessionsClient,
+    StoreArgument,
+)
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.placement import Dedicated, Placement
 from turnwise.actors.hosting.wire import HostInfo, SessionRef
@@ -99,6 +106,8 @@ from turnwise.memory.deliveries.webhooks import (
     new_secret,
     repeatable_webhook_id,
 )
+from turnwise.memory.files.attachments import refusal_by
+from turnwise.memory.files.records import OF_USER
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.quotas.records import Quota, QuotaUse
@@ -153,6 +162,10 @@ class SessionManager:
             your own `HistoryStore`, given like a store.
             Events arrive there soon after they are stored; a history store that is unreachable delays no run. Live
             sessions keep the history store that they started with.
+        files: where the bytes of files are kept, which sessions and users have by their ids: the path of a folder, or a
+            URL that fsspec opens, such as `s3://bucket/folder`. All processes of the sessions must reach it. By default
+            a folder beside a SQLite file, whose name ends with `-files`; in memory for `memory://`; none for others:
+            then methods about files raise FilesUnavailableError, and attachments stay in the store.
         namespace: the Ray namespace of the actors; managers of the same store and namespace share sessions.
         encryption: the keys with which conversations and events are encrypted; `EncryptedStore` says which fields stay
             readable. Long-term and working memories are not encrypted, since they search the text that they keep. A
@@ -179,6 +192,7 @@ class SessionManager:
         placement: Placement = Dedicated(),
         config: SessionConfig | None = None,
         history_store: HistoryArgument = None,
+        files: FilesArgument = None,
         namespace: str = "turnwise",
         encryption: Encryption | None = None,
         read_only: bool = False,
@@ -199,6 +213,7 @@ class SessionManager:
             placement=placement,
             config=self._config,
             read_only=read_only,
+            files=files,
         )
         self._store = StoreReads(self._client, is_encrypted=encryption is not None)
         self._once = Once(
@@ -436,7 +451,7 @@ class SessionManager:
         self._check_writes(session_id, "import_messages")
         # As its session will, so that none is created for a conversation that cannot be stored.
         builder = self._check_engine(engine, session_id)
-        refuses = builder.refuses if isinstance(builder, Selective) else takes_all
+        refuses = refusal_by(builder.refuses) if isinstance(builder, Selective) else takes_all
         checks: dict[str, Any] = {"max_bytes": self._config.max_prompt_bytes, "refuses": refuses}
         conversation = read_conversation(messages, format, system=system, key=idempotency_key, **checks)
         owner: dict[str, Any] = {"user_id": user_id, "agent": agent}
@@ -479,7 +494,8 @@ class SessionManager:
         client, session = self._open_once(user_id, agent, metadata, engine)
         counts = self._store.run(lambda store: count_run(store, session.user_id, agent))
         try:
-            return Session(client, SessionRef.of(session), agent).run(*prompts, **options)
+            filled = with_bytes_of(self._client, session.user_id, prompts)
+            return Session(client, SessionRef.of(session), agent).run(*filled, **options)
         except TurnwiseError:
             self._store.run(lambda store: take_back(store, counts))
             raise
@@ -900,6 +916,18 @@ class SessionManager:
         uses: Sequence[QuotaUse] = self._store.run(lambda store: quota_uses(store, user_id, agent))
         return uses
 
+    @checked(user_id=UserId | None)
+    def files(self, *, user_id: str | None = None) -> Files:
+        """Return the files of a user that belong to no session; any session of the user may name them in its prompts.
+
+        Then the session has the file, too, and keeps it when the user's is deleted.
+
+        Args:
+            user_id: "default" if omitted.
+        """
+        self._start.done()
+        return Files(self._client, SessionKey(OF_USER, user_id or DEFAULT_USER))
+
     @checked(user_id=UserId | None, agent=AgentName | None, since=Day | None, until=Day | None, by=LedgerFields)
     def usage(
         self,
@@ -953,7 +981,9 @@ class SessionManager:
         self._check_writes("*", "forget")
         self._start.done()
         self._once.forget(user_id)
-        return forget(self._client, self._store, user_id, verify=verify)
+        report = forget(self._client, self._store, user_id, verify=verify)
+        collect_files(self._client)
+        return report
 
     @checked(user_id=UserId, agent=AgentName | None, keep_last=Count, memory=bool, verify=bool)
     def clear(
@@ -1003,7 +1033,9 @@ class SessionManager:
         """
         self._check_writes("*", "sweep")
         self._start.done()
-        return sweep(self._client, self._store.store, Path(archive) if archive else None, memory)
+        swept = sweep(self._client, self._store.store, Path(archive) if archive else None, memory)
+        collect_files(self._client)
+        return swept
 
     def hosts(self) -> Sequence[HostInfo]:
         """Return the processes that host sessions of this manager's store and namespace, on all nodes of the cluster.

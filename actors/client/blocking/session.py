@@ -11,6 +11,7 @@ from pydantic import InstanceOf
 
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.blocking.execution import ExecutionHandle
+from turnwise.actors.client.blocking.files import Files, collect_files
 from turnwise.actors.client.blocking.importing import read_conversation, send_conversation
 from turnwise.actors.client.blocking.session_host import SessionHost
 from turnwise.actors.client.blocking.session_memory import SessionMemory
@@ -124,6 +125,11 @@ class Session:
     def memory(self) -> SessionMemory:
         """The long-term memories of the session's user, and the working memory."""
         return SessionMemory(self._client, self._ref)
+
+    @property
+    def files(self) -> Files:
+        """The files of the session, which blocks and tools name by their ids."""
+        return Files(self._client, self._ref.key)
 
     def append(self, *prompts: Prompt) -> Turn:
         """Store prompts for the next run; return that run's turn, with all prompts that wait for the run. Durable.
@@ -942,7 +948,9 @@ class Session:
             SessionInUseError: a run is active or queued.
             LongTermMemoryError: memories failed; the error names them. The session was not deleted: repeat the call.
         """
-        return self._host.delete(memory=memory, verify=verify)
+        report = self._host.delete(memory=memory, verify=verify)
+        collect_files(self._client)
+        return report
 
     def info(self) -> SessionInfo:
         """Return the session's record, its active and queued runs, and the process that hosts it, if any."""

@@ -32,7 +32,7 @@ from turnwise.memory.longterm.memory_types import AnyCategory, AnyType, MemoryCa
 from turnwise.memory.longterm.retention.about import About, Mention
 from turnwise.memory.quotas.records import Quota, check_quota
 from turnwise.memory.values.frozen_json import MAX_INTEGER, MIN_INTEGER, plain_json, plain_text
-from turnwise.memory.values.ids import check_id
+from turnwise.memory.values.ids import check_id, is_file_id
 from turnwise.memory.values.limits import MAX_NAMES, MAX_VALUES
 from turnwise.memory.values.ranges import MAX_COUNT, MAX_SECONDS
 from turnwise.memory.values.required_arguments import check_given
@@ -317,6 +317,12 @@ def _turn_ref(value: Any) -> int | str:
     raise ValueError("must be the index of a turn, or the turn_id that it was started with")
 
 
+def _file_id(value: Any) -> str:
+    if not is_file_id(value):
+        raise ValueError("must be the id of a file, as put() returned it")
+    return str(value)
+
+
 def _folder(value: Any) -> Path:
     if not isinstance(value, str | os.PathLike) or not isinstance(path := os.fspath(value), str):
         raise ValueError("must be the path of a folder")
@@ -396,6 +402,7 @@ def _ledger_fields(value: Any) -> tuple[LedgerField, ...]:
     return tuple(dict.fromkeys(names))
 
 
+FileId = Annotated[str, PlainValidator(_file_id)]
 SessionId = Annotated[str, PlainValidator(partial(check_id, "session id"))]
 Addressee = Annotated[str, PlainValidator(partial(check_id, "to_session"))]
 UserId = Annotated[str, PlainValidator(partial(check_id, "user id"))]

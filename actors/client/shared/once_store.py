@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from turnwise.actors.client.shared.sessions_client import HistoryArgument, SessionsClient
 from turnwise.actors.hosting.placement import InProcess, Packed
+from turnwise.actors.hosting.store_spec import NO_FILES
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.session.config import SessionConfig
 from turnwise.memory.stores.encrypted.settings import Encryption
@@ -52,6 +53,7 @@ def once_client(
         placement=client.placement if isinstance(client.placement, InProcess) else Packed(hosts=1),
         config=config,
         read_only=False,
+        files=NO_FILES,
     )
     once.portal = client.portal
     once.warm_up()

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from turnwise.actors.client.shared.portal import Portal
@@ -17,7 +18,7 @@ from turnwise.actors.hosting.memory.remote_memory import RemoteMemory, equip
 from turnwise.actors.hosting.placement import Dedicated, InProcess, Packed, Placement
 from turnwise.actors.hosting.runtime import DeliveryLook, Runtime, SessionProcess, SessionProcesses
 from turnwise.actors.hosting.store_object import StoreObject
-from turnwise.actors.hosting.store_spec import StoreSpec, is_file, store_id_of
+from turnwise.actors.hosting.store_spec import NO_FILES, StoreSpec, is_file, store_id_of
 from turnwise.actors.hosting.verb_declaration import VerbCall
 from turnwise.actors.hosting.wire import ClientOutcome, PackedOutcome, PackedTurn, SessionRef
 from turnwise.actors.inference.engine import EngineBuilder
@@ -31,6 +32,10 @@ from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.event_store.urls import check_history_url
+from turnwise.memory.files.access import FileAccess, access_to
+from turnwise.memory.files.base import FileStore
+from turnwise.memory.files.records import FileLimits
+from turnwise.memory.files.urls import check_files_url, files_beside
 from turnwise.memory.longterm.base import LongTermMemory, is_local
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.encrypted.settings import Encryption
@@ -49,6 +54,9 @@ StoreArgument = str | SessionStore | Callable[[], SessionStore]
 
 HistoryArgument = str | HistoryStore | Callable[[], HistoryStore] | None
 """An event store by its URL, as an object, or what makes it; None for none."""
+
+FilesArgument = str | Path | None
+"""Where the bytes of files are kept: the path of a folder, or a URL of fsspec; None for the default."""
 
 StoreRequest = Callable[[SessionStore], Awaitable[Any]]
 """Asks a store by one of its coroutine methods, in either family."""
@@ -75,6 +83,9 @@ class SessionsClient:
         """Whether its manager was closed."""
         self.has_engine = True
         """Whether its manager has an engine that can answer what the store's deliveries begin."""
+        self.file_limits: FileLimits | None = None
+        """How much may be stored in files."""
+        self._file_store: FileStore | None = None
         self._looks: list[DeliveryLook] = []
         self._place: StoreSpec | None = None
         self._setup = "", b""
@@ -106,6 +117,7 @@ class SessionsClient:
         placement: Placement,
         config: SessionConfig,
         read_only: bool,
+        files: FilesArgument = None,
     ) -> SessionsClient:
         """Return the client of a manager, which can make the actors of its sessions.
 
@@ -133,14 +145,18 @@ class SessionsClient:
         own = url.url if isinstance(url, StoreObject) else url
         client = cls(namespace, store_id_of(namespace, own, is_encrypted=bool(encryption)), placement)
         client.runtime, client.read_only, client.has_engine = runtime, read_only, has_engine
+        client.file_limits = config.file_limits
         history_url: str | StoreObject | None = None
         if isinstance(history_store, str):
             history_url = check_history_url(history_store)
         elif history_store is not None:
             history_url = StoreObject.of("history_store", history_store, HistoryStore, runtime)
+        files_url = files if files in (None, NO_FILES) else check_files_url(files)
+        if files_url is None and isinstance(url, str):
+            files_url = files_beside(url)
         in_files = is_file(url) or is_file(history_url) or is_local(working_memory)
         client._place = StoreSpec(
-            url, history_url, _checked(encryption, runtime), is_local=in_files, read_only=read_only
+            url, history_url, _checked(encryption, runtime), is_local=in_files, read_only=read_only, files=files_url
         )
         try:
             overflow, client.memories = equip(overflow, memory, config, runtime.memory_process)
@@ -195,6 +211,25 @@ class SessionsClient:
             return self._stores
 
     @property
+    def files(self) -> FileAccess:
+        """The files of the store's sessions and users; opened at first use.
+
+        Raises:
+            FilesUnavailableError: there is no place for files.
+            SessionLostError: no manager of the store is open in this process.
+        """
+        store = self.session_store
+        with self._lock:
+            if self._file_store is None and self._place is not None:
+                self._file_store = self._place.open_files(store)
+            return access_to(store, self._file_store, self.file_limits or SessionConfig().file_limits)
+
+    @property
+    def has_files(self) -> bool:
+        """Whether there is a place for files, from which this client may delete some."""
+        return self._place is not None and not self.read_only and self._place.has_files
+
+    @property
     def session_store(self) -> SessionStore:
         """This process's session store."""
         return self.stores[0]
@@ -209,12 +244,13 @@ class SessionsClient:
         with self._lock:
             self.was_closed = True
             stores, self._stores = self._stores, None
+            file_store, self._file_store = self._file_store, None
             processes, looks = self._processes, self._looks
         for look in looks:
             await look.close()
         if processes is not None:
             await processes.close()
-        for store in stores or ():
+        for store in (file_store, *(stores or ())):
             if store is not None:
                 await store.close()
 

@@ -198,6 +198,7 @@ class PackedActor:
             spec.engine_id,
             spec.engine,
             other_engines=engines,
+            open_files=spec.place.open_files,
         )
         resources.alarm = DispatcherProcess(
             namespace, assignment.store_id, assignment.limits, spec, find_engine=resources.find

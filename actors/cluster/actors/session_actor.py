@@ -163,6 +163,7 @@ class SessionActor:
             spec.engine_id,
             spec.engine,
             other_engines=engines,
+            open_files=place.open_files,
         )
         resources.alarm = DispatcherProcess(
             namespace, assignment.store_id, assignment.limits, spec, find_engine=resources.find

@@ -15,6 +15,7 @@ from turnwise.actors.inference.engine import SessionView
 from turnwise.actors.inference.timeline import Timeline
 from turnwise.errors import InvalidInputError, ToolError, shown
 from turnwise.memory.deliveries.schedule_access import ScheduleAccess
+from turnwise.memory.files.owned import OwnedFiles
 from turnwise.memory.longterm.memory_access import MemoryAccess
 from turnwise.memory.values.frozen_json import FrozenDict
 
@@ -90,7 +91,7 @@ class ToolContext:
     """One attempt of one tool call. The session makes it, not the model, so its user can be trusted.
 
     A tool gets it by a parameter with this class as its annotation. In another process, as for tools on Ray,
-    `cancelled` is never set, since the Ray task itself is cancelled, and `memory` and `schedules` are None.
+    `cancelled` is never set, since the Ray task itself is cancelled, and `memory`, `schedules` and `files` are None.
     """
 
     session: SessionView
@@ -113,6 +114,10 @@ class ToolContext:
 
     schedules: ScheduleAccess | None = field(default=None, compare=False, repr=False)
     """Access to the session's reminders, for tools that are coroutine functions."""
+
+    files: OwnedFiles | None = field(default=None, compare=False, repr=False)
+    """Access to the session's files, for tools that are coroutine functions; None where there is no place for files. A
+    tool may return `Image(file=...)` and `Document(file=...)` with what `put` returned."""
 
     timeline: Timeline | None = field(default=None, compare=False, repr=False)
     """Adds events to the run; None in another process."""
@@ -163,7 +168,7 @@ class ToolContext:
         return self.timeline
 
     def __reduce__(self) -> tuple[Callable[[], ToolContext], tuple[()]]:
-        here = ("memory", "schedules", "timeline", "add_cost")
+        here = ("memory", "schedules", "files", "timeline", "add_cost")
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in here}
         return functools.partial(ToolContext, **values), ()
 

@@ -357,6 +357,7 @@ class _Calls:
             labels=self._context.labels,
             memory=self._context.memory,
             schedules=self._context.schedules,
+            files=self._context.files,
             timeline=Timeline(self._context.add_event, self._context.run_id, use.call_id),
             add_cost=lambda cost: self._context.report(usage=Usage(cost=cost), tool=use.name),
             cancelled=self._signal,

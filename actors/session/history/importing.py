@@ -13,6 +13,7 @@ from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.history.pruning import Pruning
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory.unsaved_turns import SAVED, SavingProgress, use_of
+from turnwise.actors.session.session_files import SessionFiles
 from turnwise.actors.session.state.run_events import is_snapshot
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
@@ -24,6 +25,7 @@ from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.prompts import takes_all
 from turnwise.memory.conversation.spans import Span, cut, join, overlap, size, to_places
 from turnwise.memory.conversation.turns import TurnRecord, turn_id
+from turnwise.memory.files.attachments import refusal_by
 from turnwise.memory.providers.message_reading import Given
 from turnwise.memory.values.frozen_json import FrozenDict
 from turnwise.memory.values.limits import MAX_BLOCKS, check_count
@@ -55,6 +57,7 @@ class Importing:
         ingestion: MemoryIngestion,
         progress: SavingProgress,
         pruning: Pruning,
+        files: SessionFiles,
     ) -> None:
         self._state = state
         self._journal = state.journal
@@ -63,6 +66,7 @@ class Importing:
         self._ingestion = ingestion
         self._progress = progress
         self._pruning = pruning
+        self._files = files
 
     async def import_turns(
         self,
@@ -95,6 +99,11 @@ class Importing:
         encoded = await self._encoded(conversation)
         fingerprint = _fingerprint(encoded)
         key = _event_key(idempotency_key or fingerprint)
+        blocks = await self._files.moved(await self._files.named_blocks(conversation.blocks))
+        texts = [
+            text if new is old else encode(new)
+            for new, old, text in zip(blocks, conversation.blocks, encoded, strict=True)
+        ]
 
         async def change() -> int:
             event_key, event = await self._find_import(key)
@@ -104,11 +113,11 @@ class Importing:
             if event:
                 raise _key_conflict(idempotency_key)
             self._check_free()
-            stored_count = 0 if idempotency_key else await self._count_stored(conversation.blocks)
-            if stored_count == len(conversation.blocks):
+            stored_count = 0 if idempotency_key else await self._count_stored(blocks)
+            if stored_count == len(blocks):
                 return self._newest
-            new = conversation.part(stored_count, len(conversation.blocks))
-            return await self._add(new, encoded[stored_count:], event_key, fingerprint, memory)
+            new = replace(conversation, blocks=tuple(blocks)).part(stored_count, len(blocks))
+            return await self._add(new, texts[stored_count:], event_key, fingerprint, memory)
 
         return await self._transactor.run(change)
 
@@ -164,7 +173,7 @@ class Importing:
         if isinstance(self._engines.whole.builder, NamedEngines):
             await self._transactor.loaded()  # the session's row says which engine goes on with the conversation
         builder = self._engines.current.builder
-        refuses = builder.refuses if isinstance(builder, Selective) else takes_all
+        refuses = refusal_by(builder.refuses) if isinstance(builder, Selective) else takes_all
         return conversation.encoded(self._engines.config.max_prompt_bytes, refuses)
 
     async def _find_import(self, key: str) -> tuple[str, TurnImported | PromptAppended | None]:

@@ -20,6 +20,7 @@ from turnwise.actors.session.history.versions import Replacement, Versions
 from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
 from turnwise.actors.session.runs.quota_checks import QuotaChecks
 from turnwise.actors.session.runs.run_driver import RunDriver
+from turnwise.actors.session.session_files import SessionFiles
 from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.reads import SessionReads
 from turnwise.actors.session.state.run_events import about, end_event, merged_into, start_event, turn_key
@@ -55,6 +56,7 @@ from turnwise.memory.conversation.spans import Spans, join, size
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.deliveries.payload import read_run_payload
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
+from turnwise.memory.files.attachments import stand_in
 from turnwise.memory.stores.reading import deliveries_of
 from turnwise.memory.values.frozen_json import FrozenDict
 from turnwise.memory.values.growing_text import whole
@@ -186,6 +188,7 @@ class RunAdmission:
         reads: SessionReads,
         versions: Versions,
         quotas: QuotaChecks,
+        files: SessionFiles,
     ) -> None:
         self._state = state
         self._journal = state.journal
@@ -197,6 +200,7 @@ class RunAdmission:
         self._reads = reads
         self._versions = versions
         self._quotas = quotas
+        self._files = files
 
     async def append(self, prompts: Sequence[Prompt], key: str) -> int:
         """Store prompts for the next run; return the index of that run's turn.
@@ -466,7 +470,7 @@ class RunAdmission:
 
         Returns the id of the run that was started with the same idempotency key; None if there is none.
         """
-        request = await self._make_request(prompts, options)
+        request = await self._make_request(prompts, options, stores=False)
         await self._transactor.loaded()
         if started := await self._find_run(request):
             return started.run_id
@@ -478,13 +482,13 @@ class RunAdmission:
         return None
 
     async def _make_request(
-        self, prompts: Sequence[Prompt], options: StartOptions, rerun: _Rerun | None = None
+        self, prompts: Sequence[Prompt], options: StartOptions, rerun: _Rerun | None = None, *, stores: bool = True
     ) -> _StartRequest:
         """Return the request of a run, whose prompts and options can be stored."""
         self._engines.config.check_labels(options.get("labels") or {})
         _check_instructions(options.get("instructions"), self._engines.config)
         _check_debounce(options)
-        blocks, encoded = await self._accept(prompts)
+        blocks, encoded = await self._accept(prompts, stores=stores)
         return _StartRequest(options, blocks, encoded, self._engines.whole, rerun)
 
     async def _start(self, request: _StartRequest) -> Started:
@@ -805,16 +809,22 @@ class RunAdmission:
         if event:
             raise TurnIdTakenError(self._state.session_id, turn_id, event.run_id or "")
 
-    async def _accept(self, prompts: Sequence[Prompt]) -> tuple[list[Block], list[str]]:
-        """Return the prompts as blocks and as stored text; see `prompts.accept`."""
+    async def _accept(self, prompts: Sequence[Prompt], *, stores: bool = True) -> tuple[list[Block], list[str]]:
+        """Return the prompts as blocks and as stored text; see `prompts.accept`.
+
+        Args:
+            stores: whether large attachments are stored as files.
+        """
         if isinstance(self._engines.whole.builder, NamedEngines):
             await self._transactor.loaded()  # the session's row says which engine takes the prompts
-        return accept(self._state.session_id, prompts, self._engines.config.max_prompt_bytes, self._refusal)
+        named, max_bytes = await self._files.named(prompts, stores=stores), self._engines.config.max_prompt_bytes
+        blocks, encoded = accept(self._state.session_id, named, max_bytes, self._refusal)
+        return await self._files.moved_prompts(blocks, encoded, stores=stores)
 
     def _refusal(self, block: Image | Document) -> str | None:
         """Return why the session's engine refuses an image or a document; None if it takes the block."""
         builder = self._engines.current.builder
-        return builder.refuses(block) if isinstance(builder, Selective) else None
+        return builder.refuses(stand_in(block)) if isinstance(builder, Selective) else None
 
     def _check_calls(self, before: Spans, blocks: Sequence[Block], *, is_whole: bool) -> None:
         """Check the tool calls and results among a turn's prompts: those stored before, and these blocks."""

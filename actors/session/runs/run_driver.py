@@ -23,6 +23,7 @@ from turnwise.actors.session.runs.prompt_joining import Joining, PromptJoining
 from turnwise.actors.session.runs.quota_checks import QuotaChecks
 from turnwise.actors.session.runs.refused_media import leave_out
 from turnwise.actors.session.runs.stored_input import with_input
+from turnwise.actors.session.session_files import SessionFiles
 from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.recorded_output import RecordedOutput
 from turnwise.actors.session.state.run_events import about, end_event, placed, request_event, start_event
@@ -44,6 +45,7 @@ from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.turns import Turn, TurnRecord, turn_id
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.schedule_access import ScheduleAccess
+from turnwise.memory.files.owned import OwnedFiles
 from turnwise.memory.values.records import replace
 
 Begun = tuple[ActiveRun, RunRecord, TurnRecord]
@@ -96,6 +98,7 @@ class RunDriver:
         titles: Titles,
         quotas: QuotaChecks,
         pruning: Pruning,
+        files: SessionFiles,
     ) -> None:
         self._state = state
         self._journal = state.journal
@@ -113,6 +116,7 @@ class RunDriver:
         self._titles = titles
         self._quotas = quotas
         self._pruning = pruning
+        self._files = files
         self.schedules: ScheduleAccess | None = None
         """See `RunContext.schedules`. Set it once; it refers to this driver, so pass a weak reference."""
 
@@ -297,7 +301,8 @@ class RunDriver:
                 await self._quotas.check_run(run)
             run.is_accepted_now = False
             await self._retrieval.recall(run)
-            return await runner.run(await self._fitting.make_room(run), attempt)
+            turn = await self._files.for_request(await self._fitting.make_room(run))
+            return await runner.run(turn, attempt)
 
     async def _wait_for_decisions(self, run: ActiveRun) -> Ending | None:
         """Wait until all tool calls are decided (return None) or the run is cancelled (return its ending)."""
@@ -421,6 +426,11 @@ class RunDriver:
 
     # Callbacks of an attempt: see RunCallbacks
 
+    @property
+    def files(self) -> OwnedFiles | None:
+        """See `RunContext.files`."""
+        return self._files.of_tools
+
     def publish_live(
         self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any], *, quietly: bool = False
     ) -> None:
@@ -445,7 +455,7 @@ class RunDriver:
             await self._fitting.shrink(run)
         else:
             await self._quotas.check_run(run)
-        return await self._fitting.make_room(run)
+        return await self._files.for_request(await self._fitting.make_room(run))
 
     async def store_input(self, attempt: Attempt, blocks: Sequence[Block]) -> None:
         """See `StepContext.store_input`."""
@@ -496,6 +506,7 @@ class RunDriver:
         """See `StepContext.record`."""
         run = attempt.run
         doubt = UnknownOutcome()
+        blocks = await self._files.moved(blocks)
 
         async def change() -> Turn:
             if doubt.stored:

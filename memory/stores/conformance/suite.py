@@ -13,6 +13,7 @@ from turnwise.memory.stores.conformance import (
     commits,
     deliveries,
     failures,
+    files,
     forks,
     ledger,
     listing,
@@ -31,6 +32,7 @@ LAWS: tuple[Law, ...] = (
     *search.LAWS,
     *ledger.LAWS,
     *quotas.LAWS,
+    *files.LAWS,
 )
 """All laws, in order."""
 

@@ -34,6 +34,10 @@ PREFIX = "tw1:"
 
 _DIGEST = 8
 _NONCE = 12
+_TAG = 16
+
+OVERHEAD_BYTES = _DIGEST + _NONCE + _TAG
+"""How many bytes `UserKey.seal_bytes` adds."""
 
 _MAX_CACHED = 10_000
 """The most keys that are cached."""
@@ -63,6 +67,7 @@ class UserKey:
         self._cipher = AESGCM(_derived(key, "texts"))
         self._nonces = _derived(key, "nonces")
         self._digest = _derived(key, "digest")[:_DIGEST]
+        self._contents = _derived(key, "contents")
         self._head = f"{PREFIX}{_base64(_bytes(user_id))}:"
 
     def seal(self, place: Place, text: str, *, repeatable: bool = False) -> str:
@@ -82,16 +87,29 @@ class UserKey:
             WrongKeyError: it was encrypted with another key.
             CorruptRecordError: it was changed, or encrypted for another place.
         """
+        return _text(self.open_bytes(place, sealed))
+
+    def seal_bytes(self, place: Place, data: bytes) -> bytes:
+        """Return encrypted bytes, which are `OVERHEAD_BYTES` longer."""
+        nonce = os.urandom(_NONCE)
+        return self._digest + nonce + self._cipher.encrypt(nonce, data, self._about(place))
+
+    def open_bytes(self, place: Place, sealed: bytes) -> bytes:
+        """Return the bytes that `seal_bytes` encrypted; raises as `open` does."""
         from cryptography.exceptions import InvalidTag
 
         if sealed[:_DIGEST] != self._digest:
             raise WrongKeyError(place.record, self._user_id)
         nonce, rest = sealed[_DIGEST : _DIGEST + _NONCE], sealed[_DIGEST + _NONCE :]
         try:
-            return _text(self._cipher.decrypt(nonce, rest, self._about(place)))
+            return self._cipher.decrypt(nonce, rest, self._about(place))
         except (InvalidTag, ValueError) as error:
             reason = "it was changed after its encryption, or moved here from another place"
             raise CorruptRecordError(place.record, reason) from error
+
+    def digest_of(self, digest: str) -> str:
+        """Return a digest of a content's digest that nobody without the key can make."""
+        return hmac.digest(self._contents, _bytes(digest), "sha256").hex()
 
     def _about(self, place: Place) -> bytes:
         return json.dumps([self._user_id, place.kind, *place.bound]).encode()

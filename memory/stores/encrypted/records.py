@@ -15,6 +15,7 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
 from turnwise.memory.deliveries.webhooks import WebhookRecord
+from turnwise.memory.files.records import FileRecord
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.encrypted.keys import PREFIX, Place, Unsealing, UserKey
 from turnwise.memory.values.frozen_json import FrozenDict, freeze
@@ -257,3 +258,22 @@ async def _open(texts: Unsealing, place: Place, mapping: Mapping[str, Any]) -> A
     if not is_sealed(mapping):
         raise NotEncryptedError(place.record)
     return json.loads(await texts.open(place, mapping[SEALED]))
+
+
+def seal_file(secret: UserKey, file: FileRecord) -> FileRecord:
+    """Return the record with its name and digest encrypted, in the place of the name.
+
+    In the place of the digest is one by which nobody without the key can tell the content.
+    """
+    text = secret.seal(_file_place(file), json.dumps([file.name, file.digest]))
+    return replace(file, name=text, digest=secret.digest_of(file.digest))
+
+
+async def open_file(texts: Unsealing, file: FileRecord) -> FileRecord:
+    name, digest = json.loads(await texts.open(_file_place(file), file.name))
+    return replace(file, name=name, digest=digest)
+
+
+def _file_place(file: FileRecord) -> Place:
+    """Return the place of a file's name: its id, since forks share files."""
+    return Place("file", file.file_id, (file.file_id,))

@@ -6,7 +6,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from turnwise.errors import CorruptRecordError, EncryptionError, KeyMissingError, SessionFencedError
+from turnwise.errors import (
+    CorruptRecordError,
+    EncryptionError,
+    FileRefusedError,
+    KeyMissingError,
+    SessionFencedError,
+    shown,
+)
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.ledger import LedgerQuery, LedgerRow
 from turnwise.memory.conversation.runs import RunRecord
@@ -15,6 +22,8 @@ from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
 from turnwise.memory.deliveries.webhooks import WebhookRecord, check_webhook
+from turnwise.memory.files.index import file_index, keeps_files
+from turnwise.memory.files.records import FileLimits, FileRecord
 from turnwise.memory.quotas.records import Quota, QuotaCount, QuotaCounters
 from turnwise.memory.stores.base import Activation, Commit, DeliveryLease, Page, SessionOrder, SessionStore
 from turnwise.memory.stores.encrypted.keys import KeyRing, Unsealing
@@ -23,6 +32,7 @@ from turnwise.memory.stores.encrypted.records import (
     open_delivery,
     open_event,
     open_events,
+    open_file,
     open_run,
     open_session,
     open_turn,
@@ -30,6 +40,7 @@ from turnwise.memory.stores.encrypted.records import (
     seal_change,
     seal_commit,
     seal_delivery,
+    seal_file,
     seal_session,
     seal_turn,
     seal_webhook,
@@ -44,13 +55,14 @@ class EncryptedStore(Shared):
 
     It encrypts blocks; kinds and bodies of events; titles of sessions; metadata of sessions and turns; marks;
     parameters of sessions and runs; payloads of deliveries and why they failed; secrets of webhooks, with the key of
-    their user, or of the user "default" if they are told of all users' sessions; and
+    their user, or of the user "default" if they are told of all users' sessions; names of files; and
     labels, types of answers, reasons, stop reasons, states of calls and fingerprints of runs.
 
     These stay readable: ids of sessions, users, agents, turns and runs; parents; times and sizes; states, codes of
     failures, names of models, engines and namespaces, counts and usage; positions of blocks; numbers and keys of
     events; idempotency keys; keys, times, schedules and addressees of deliveries; trace contexts; which runs may join
-    others; which turns replace others. So put nothing secret into an id or a key.
+    others; which turns replace others; types and sizes of files, and who has which. So put nothing secret into an id or
+    a key.
 
     Each text is bound to its user, kind and position, so reading a text that was moved or changed raises
     CorruptRecordError. Somebody who can write to the store can still remove rows, change readable fields, or restore an
@@ -67,6 +79,11 @@ class EncryptedStore(Shared):
     def __init__(self, inner: SessionStore, encryption: Encryption) -> None:
         self._inner = inner
         self._keys = KeyRing(encryption)
+
+    @property
+    def inner(self) -> SessionStore:
+        """The store within, which has encrypted records."""
+        return self._inner
 
     def own(self, owner: StoreOwner) -> None:
         """See `Shared`."""
@@ -274,6 +291,44 @@ class EncryptedStore(Shared):
 
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
         return await self._inner.delete(key, epoch=epoch, log=log)
+
+    @property
+    def keeps_files(self) -> bool:
+        """See `keeps_files`."""
+        return keeps_files(self._inner)
+
+    async def reserve_object(self, object_id: str, user_id: str) -> None:
+        await file_index(self._inner).reserve_object(object_id, user_id)
+
+    async def release_object(self, object_id: str) -> None:
+        await file_index(self._inner).release_object(object_id)
+
+    async def add_file(self, file: FileRecord, limits: FileLimits) -> FileRecord:
+        sealed = seal_file(await self._keys.of(file.user_id), file)
+        try:
+            return await open_file(self._texts(), await file_index(self._inner).add_file(sealed, limits))
+        except FileRefusedError as error:
+            raise FileRefusedError(shown(file.name), error.why) from None
+
+    async def file(self, key: SessionKey, file_id: str) -> FileRecord | None:
+        file = await file_index(self._inner).file(key, file_id)
+        return file and await open_file(self._texts(), file)
+
+    async def files(self, key: SessionKey, *, after: str = "", limit: int = 100) -> list[FileRecord]:
+        texts, files = self._texts(), await file_index(self._inner).files(key, after=after, limit=limit)
+        return [await open_file(texts, file) for file in files]
+
+    async def delete_file(self, key: SessionKey, file_id: str) -> bool:
+        return await file_index(self._inner).delete_file(key, file_id)
+
+    async def forget_files(self, user_id: str) -> int:
+        return await file_index(self._inner).forget_files(user_id)
+
+    async def unused_objects(self, reserved_before: float, *, limit: int = 100) -> list[str]:
+        return await file_index(self._inner).unused_objects(reserved_before, limit=limit)
+
+    async def drop_objects(self, object_ids: Sequence[str]) -> None:
+        await file_index(self._inner).drop_objects(object_ids)
 
     async def try_writing(self) -> None:
         await self._inner.try_writing()

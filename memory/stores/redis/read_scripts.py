@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from turnwise.memory.stores.redis.file_scripts import FILE_READS
 from turnwise.memory.stores.redis.scripts import COMMON
 from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES
 
@@ -337,6 +338,7 @@ READS = {
         "webhooks": _WEBHOOKS,
         "quotas": _QUOTAS,
         "quota_counters": _QUOTA_COUNTERS,
+        **FILE_READS,
     }.items()
 }
 """By name."""

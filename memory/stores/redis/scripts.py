@@ -45,6 +45,8 @@ list of sessions: `all`, one per user, one per agent, and one per user and agent
 in places of their own, whose names begin with `called-`, and in those of their callers. A session has one status, so it
 is in one list per place, and a page of any status, with agents or without, is merged from several lists.
 
+The keys of files are in `file_scripts`.
+
 Large numbers are never converted to Lua numbers: they are passed as text, and Redis adds those of ledgers. Counters of
 quotas are, since their limits are at most 2**53.
 """
@@ -52,6 +54,7 @@ quotas are, since their limits are at most 2**53.
 from __future__ import annotations
 
 from turnwise.memory.stores.redis.database import MISFIT
+from turnwise.memory.stores.redis.file_scripts import FILES
 
 VERSION = "1"
 """The version of the key layout."""
@@ -344,6 +347,6 @@ end
 
 local found_version = redis.call('HGET', meta, 'version')
 if found_version and found_version ~= VERSION then return {'version', found_version} end
-"""
+""" + FILES
 )
 """The code at the beginning of each script."""

@@ -38,11 +38,13 @@ from turnwise.memory.conversation.sessions import (
     SessionKey,
     SessionRecord,
     SessionStatus,
+    parent_id,
 )
 from turnwise.memory.conversation.spans import Span, Spans, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange, check_delivery
 from turnwise.memory.deliveries.webhooks import WEBHOOK_FIELDS, WebhookRecord
+from turnwise.memory.files.records import FileLimits, FileRecord
 from turnwise.memory.quotas.records import (
     MAX_QUOTAS,
     QUOTA_FIELDS,
@@ -75,6 +77,7 @@ from turnwise.memory.stores.base import (
     parse_due_cursor,
 )
 from turnwise.memory.stores.redis.database import Argument, RedisDatabase, encode
+from turnwise.memory.stores.redis.files import RedisFiles, place_of
 from turnwise.memory.stores.redis.read_scripts import READS
 from turnwise.memory.stores.redis.rows import (
     PADDED_DIGITS,
@@ -89,7 +92,7 @@ from turnwise.memory.stores.redis.scripts import VERSION
 from turnwise.memory.stores.redis.settings import SettingsCheck
 from turnwise.memory.stores.redis.write_scripts import WRITES
 from turnwise.memory.stores.search.records import MessageText
-from turnwise.memory.values.ids import digest_of, new_key
+from turnwise.memory.values.ids import check_names, digest_of, new_key
 from turnwise.memory.values.records import record_text
 
 Item = TypeVar("Item")
@@ -147,6 +150,7 @@ class RedisStore(RedisDatabase):
         super().__init__(url, prefix=prefix, timeout_s=timeout_s, connections=connections)
         self._base = f"{{{prefix}:sessions}}"
         self._check = SettingsCheck(self._name)
+        self._files = RedisFiles(self._do)
 
     async def create(
         self,
@@ -168,6 +172,7 @@ class RedisStore(RedisDatabase):
                 *_rows([(encode(log), start, stop) for log, start, stop in borrowed]),
                 *_rows([_turn_row(turn)] if turn else []),
                 *_rows([_delivery_row(addition) for addition in additions]),
+                *_file_places(session),
             ]
         number = str(new_key())
         while await self._do("create", [number, *args], session.key):  # the script found the number in use
@@ -452,9 +457,38 @@ class RedisStore(RedisDatabase):
             "" if epoch is None else epoch,
             "" if log is None else encode(log),
             json.dumps(key.user_id),
+            *place_of(key),
         ]
         (turns,) = await self._do("delete", args, key, epoch)
         return int(turns)
+
+    async def reserve_object(self, object_id: str, user_id: str) -> None:
+        await self._files.reserve(object_id, user_id)
+
+    async def release_object(self, object_id: str) -> None:
+        await self._files.release(object_id)
+
+    async def add_file(self, file: FileRecord, limits: FileLimits) -> FileRecord:
+        check_names("file", file.user_id, file.session_id, file.file_id)
+        return await self._files.add(file, limits, _name(file.key) if file.session_id else b"")
+
+    async def file(self, key: SessionKey, file_id: str) -> FileRecord | None:
+        return await self._files.get(key, file_id)
+
+    async def files(self, key: SessionKey, *, after: str = "", limit: int = 100) -> list[FileRecord]:
+        return await self._files.page(key, after, check_limit(limit))
+
+    async def delete_file(self, key: SessionKey, file_id: str) -> bool:
+        return await self._files.delete(key, file_id)
+
+    async def forget_files(self, user_id: str) -> int:
+        return await self._files.forget(user_id)
+
+    async def unused_objects(self, reserved_before: float, *, limit: int = 100) -> list[str]:
+        return await self._files.unused(reserved_before, check_limit(limit))
+
+    async def drop_objects(self, object_ids: Sequence[str]) -> None:
+        await self._files.drop(object_ids)
 
     async def try_writing(self) -> None:
         await self._do("probe", [secrets.token_hex(PROBE_BYTES // 2)], again=True)
@@ -677,6 +711,13 @@ _CALLED = "called-"
 def _caller(user_id: str, called_by: str) -> str:
     """Return what the names of places begin with that have the sessions of agents of one caller."""
     return f"caller-{digest_of(user_id, called_by).hex()}-"
+
+
+def _file_places(session: SessionRecord) -> tuple[str, str, str]:
+    """Return the user of a new session, and the owners of the files that it gets (empty for none) and that it has."""
+    user, owner = place_of(session.key)
+    source = SessionKey(parent_id(session.parent), session.user_id) if session.parent else None
+    return user, place_of(source)[1] if source else "", owner
 
 
 def _places(session: SessionRecord) -> list[str]:

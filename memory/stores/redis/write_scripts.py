@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from turnwise.memory.stores.redis.file_scripts import FILE_WRITES
 from turnwise.memory.stores.redis.scripts import COMMON
 
 _CREATE = r"""
@@ -9,6 +10,7 @@ local number, session, born, row, epoch, status = take(), take(), take(), take()
 local revision, size = take(), take()
 local places, created, updated, deadline = take(), take(), take(), take()
 local borrowed, turns, changes = rows(3), rows(3), rows(5)
+local user, source, owner = take(), take(), take()
 if redis.call('HEXISTS', ids, session) == 1 then return {'exists'} end
 if redis.call('EXISTS', key(number), key(number, ':log')) > 0 then return {'', 'given'} end
 for _, span in ipairs(borrowed) do
@@ -26,7 +28,7 @@ if #changes > 0 then
 end
 for _, span in ipairs(borrowed) do hashes[#hashes + 1] = key(span[1], ':lent') end
 for _, part in ipairs({':turns', ':open'}) do sets[#sets + 1] = key(number, part) end
-local wrong = wrong_key(hashes, sets)
+local wrong = wrong_key(hashes, sets) or wrong_files(user, source, owner)
 if wrong then return wrong end
 
 redis.call('HSET', meta, 'version', VERSION)
@@ -48,6 +50,7 @@ for _, turn in ipairs(turns) do
   mark(key(number, ':open'), 't' .. turn[1], turn[2] == 'o')
 end
 change_deliveries(number, places, changes)
+if source ~= '' then copy_files(user, source, owner) end
 return {''}
 """
 
@@ -208,7 +211,7 @@ if not (owned_epoch and status and places and borrowed) then
   return {'corrupt', key(number), 'a field of it is missing'}
 end
 if (epoch ~= '' and epoch ~= owned_epoch) or (log ~= '' and log ~= number) then return {'fenced'} end
-local user, user_name = user_place(places), take()
+local user, user_name, file_user, owner = user_place(places), take(), take(), take()
 local hashes = {run_ids, ledger(number), ledger(user), key(number, ':keys'), key(number, ':log'), key(number, ':lent')}
 for log in string.gmatch(borrowed, '%S+') do
   for _, part in ipairs({':log', ':lent'}) do hashes[#hashes + 1] = key(log, part) end
@@ -217,7 +220,7 @@ local sets, delivery_sets = lists(places, status), delivery_lists(places)
 for _, hash in ipairs({deliveries, key(number, ':deliveries')}) do hashes[#hashes + 1] = hash end
 for _, set in ipairs({ledgers, ledgers .. ':' .. user}) do sets[#sets + 1] = set end
 for _, set in ipairs({key(number, ':turns'), due, unpack(delivery_sets)}) do sets[#sets + 1] = set end
-local wrong = wrong_key(hashes, sets)
+local wrong = wrong_key(hashes, sets) or wrong_files(file_user, owner)
 if wrong then return wrong end
 
 local turns = redis.call('ZCARD', key(number, ':turns'))
@@ -238,6 +241,7 @@ for log in string.gmatch(borrowed, '%S+') do
   redis.call('HDEL', key(log, ':lent'), number)
   release(log)
 end
+drop_files(file_user, owner)
 return {'', turns}
 """
 
@@ -378,6 +382,7 @@ WRITES = {
         "remove_quota": _REMOVE_QUOTA,
         "use_quotas": _USE_QUOTAS,
         "probe": _PROBE,
+        **FILE_WRITES,
     }.items()
 }
 """By name."""

@@ -256,3 +256,37 @@ Index(
     deliveries.c.delivery_id,
     info={WHERE: deliveries.c.due_at.is_not(None)},
 )
+
+files = Table(
+    "turnwise_files",
+    tables,
+    Column("user_id", Text, nullable=False),
+    Column("session_id", Text, nullable=False),  # empty for a file of its user alone
+    Column("file_id", _SortedText, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("media_type", Text, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("digest", Text, nullable=False),
+    Column("object_id", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    PrimaryKeyConstraint("user_id", "session_id", "file_id"),
+)
+
+file_objects = Table(
+    "turnwise_file_objects",
+    tables,
+    Column("object_id", _SortedText, primary_key=True),
+    Column("user_id", Text, nullable=False),
+    Column("digest", Text),
+    Column("size", BigInteger, nullable=False),
+    Column("uses", BigInteger, nullable=False),
+    Column("reserved_at", Double),  # NULL once it was used, or is unused
+)
+Index(
+    "turnwise_file_objects_digest",
+    file_objects.c.user_id,
+    file_objects.c.digest,
+    unique=True,
+    info={WHERE: file_objects.c.uses > 0},
+)
+Index("turnwise_file_objects_unused", file_objects.c.object_id, info={WHERE: file_objects.c.uses == 0})

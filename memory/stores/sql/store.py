@@ -30,11 +30,12 @@ from turnwise.memory.conversation.codec import decoded
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.ledger import COLUMNS, NUMBERS, LedgerKey, LedgerQuery, LedgerRow
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord, SessionStatus
+from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord, SessionStatus, parent_id
 from turnwise.memory.conversation.spans import Span, Spans, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange, check_delivery
 from turnwise.memory.deliveries.webhooks import WEBHOOK_FIELDS, WebhookRecord
+from turnwise.memory.files.records import FileLimits, FileRecord
 from turnwise.memory.quotas.records import (
     QUOTA_FIELDS,
     CounterKey,
@@ -72,6 +73,7 @@ from turnwise.memory.stores.search.records import MessageText, TextFilter, TextH
 from turnwise.memory.stores.sql import schema
 from turnwise.memory.stores.sql.commits import CommitRows, CommitWriter, attempt
 from turnwise.memory.stores.sql.database import insert_into
+from turnwise.memory.stores.sql.files import FileTables
 from turnwise.memory.stores.sql.rows import (
     changed_delivery_row,
     compared_delivery_row,
@@ -91,7 +93,7 @@ from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 from turnwise.memory.stores.sql.statements import Statement, read_first, read_page, statements_of, summed
 from turnwise.memory.stores.sql.texts import text_index
 from turnwise.memory.values.corrupt_records import UNDECODABLE
-from turnwise.memory.values.ids import new_key
+from turnwise.memory.values.ids import check_names, new_key
 from turnwise.memory.values.records import record_of, record_text
 from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES
 
@@ -169,6 +171,7 @@ class SQLStore(SecureDeleteDatabase):
         super().__init__(url, lock_timeout_s=lock_timeout_s, connections=connections)
         self._sql = statements_of(self._engine.dialect)
         self._texts = text_index(self._engine.dialect)
+        self._files = FileTables()
         self._commits = CommitWriter(self._sql, self._engine.dialect, self._texts, lock_timeout_s)
         self._group = GroupCommit[CommitRows](self._threads, self._commit_group)
         self._verb_group = GroupCommit[_Job](self._threads, self._do_jobs)
@@ -203,6 +206,9 @@ class SQLStore(SecureDeleteDatabase):
                 rows = [self._texts.row_of(key, session.user_id, text) for text in texts]
                 self._texts.insert(_cursor(connection), rows)
             self._insert_deliveries(connection, key, deliveries)
+            if session.parent:
+                self._lock(connection)
+                self._files.copy(connection, SessionKey(parent_id(session.parent), session.user_id), session.key)
             return replace(session, log=str(key))
 
         return await self._write_grouped(create)
@@ -662,10 +668,70 @@ class SQLStore(SecureDeleteDatabase):
                 connection.execute(sa.delete(table).where(table.c.session == row_key))
             for log_number in logs:
                 self._release(connection, log_number)
+            self._files.delete(connection, schema.files.c.user_id == key.user_id, session_id=key.session_id)
             return (turns,)  # which is true, also for none
 
         ((turns,),) = await self._erase(delete)
         return turns
+
+    async def reserve_object(self, object_id: str, user_id: str) -> None:
+        def reserve(connection: sa.Connection) -> None:
+            self._files.reserve(connection, object_id, user_id, _time(self._sql.now(connection, {}).scalar_one()))
+
+        await self._write_grouped(reserve)
+
+    async def release_object(self, object_id: str) -> None:
+        await self._write_grouped(partial(self._files.release, object_id=object_id))
+
+    async def add_file(self, file: FileRecord, limits: FileLimits) -> FileRecord:
+        check_names("file", file.user_id, file.session_id, file.file_id)
+
+        def add(connection: sa.Connection) -> FileRecord:
+            self._lock(connection)
+            if file.session_id and not self._sql.owner(connection, file.key._asdict()).scalar_one_or_none():
+                raise SessionNotFoundError(file.session_id)
+            return self._files.add(connection, file, limits)
+
+        return await self._write_grouped(add)
+
+    async def file(self, key: SessionKey, file_id: str) -> FileRecord | None:
+        return await self._read(lambda connection: self._files.get(connection, key, file_id))
+
+    async def files(self, key: SessionKey, *, after: str = "", limit: int = 100) -> list[FileRecord]:
+        check_limit(limit)
+        return await self._read(lambda connection: self._files.page(connection, key, after, limit))
+
+    async def delete_file(self, key: SessionKey, file_id: str) -> bool:
+        def delete(connection: sa.Connection) -> int:
+            self._lock(connection)
+            own = (schema.files.c.user_id == key.user_id) & (schema.files.c.file_id == file_id)
+            return self._files.delete(connection, own, session_id=key.session_id)
+
+        return bool((await self._erase(delete))[0])
+
+    async def forget_files(self, user_id: str) -> int:
+        def forget(connection: sa.Connection) -> int:
+            self._lock(connection)
+            return self._files.delete(connection, schema.files.c.user_id == user_id)
+
+        return (await self._erase(forget))[0]
+
+    async def unused_objects(self, reserved_before: float, *, limit: int = 100) -> list[str]:
+        check_limit(limit)
+
+        def find(connection: sa.Connection) -> list[str] | None:
+            """Return what is unused; None if something becomes unused first."""
+            return None if self._files.has_late(connection, reserved_before) else self._files.unused(connection, limit)
+
+        def expire(connection: sa.Connection) -> list[str]:
+            self._files.expire(connection, reserved_before)
+            return self._files.unused(connection, limit)
+
+        found = await self._read(find)
+        return await self._write_grouped(expire) if found is None else found
+
+    async def drop_objects(self, object_ids: Sequence[str]) -> None:
+        await self._write_grouped(partial(self._files.drop, object_ids=object_ids))
 
     async def try_writing(self) -> None:
         # On PostgreSQL less: each write stays in its log for a while, and a server that is full refuses any.

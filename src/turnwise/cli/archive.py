@@ -29,9 +29,14 @@ from turnwise.errors import ConfigError, SessionNotFoundError
 if TYPE_CHECKING:
     from turnwise.memory.conversation.sessions import SessionKey
     from turnwise.memory.event_store.base import HistoryStore
+    from turnwise.memory.files.access import FileAccess
     from turnwise.memory.stores.base import SessionStore
 
 _STREAM = "-"
+
+Files = Annotated[
+    str | None, typer.Option("--files", help="Where the bytes of files are, if not in the folder beside a SQLite file.")
+]
 
 
 def export(
@@ -41,15 +46,16 @@ def export(
     *,
     user: User = None,
     history: History = None,
+    files: Files = None,
 ) -> None:
     """Export all records of a session as JSON Lines."""
     if file == _STREAM:
-        run(_export(store, session, sys.stdout.write, user, history))
+        run(_export(store, session, sys.stdout.write, user, history, files))
         return
     part = Path(f"{file}.part")
     with progress("export") as done, part.open("w", encoding="ascii", newline="\n") as out:
         try:
-            run(_export(store, session, _counting(out.write, done), user, history))
+            run(_export(store, session, _counting(out.write, done), user, history, files))
             out.flush()
             part.replace(file)
         finally:
@@ -66,6 +72,7 @@ def import_(
     user: Annotated[
         str | None, typer.Option("--user", help="The user whose session it becomes; that of the archive if omitted.")
     ] = None,
+    files: Files = None,
     as_json: AsJson = False,
 ) -> None:
     """Import a session from a file, completely or not at all. Its time to live starts now."""
@@ -76,7 +83,7 @@ def import_(
             lines = stack.enter_context(Path(file).open(encoding="ascii", errors="backslashreplace"))
             size = Path(file).stat().st_size
         done = stack.enter_context(progress("import", size))
-        imported = run(_import(store, _measured(lines, done), session, user))
+        imported = run(_import(store, _measured(lines, done), session, user, files))
     if as_json:
         print_json(imported._asdict())
     else:
@@ -88,11 +95,12 @@ def sweep(
     *,
     archive: Annotated[Path | None, typer.Option(help="A folder to which each session is exported first.")] = None,
     history: History = None,
+    files: Files = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete expired sessions that have no active run. Exits with 1 if one of them cannot be deleted."""
     with progress("sweep") as count:
-        done = run(_sweep(store, archive, history, count))
+        done = run(_sweep(store, archive, history, files, count))
     if as_json:
         outcomes = ("deleted", "archived", "busy", "used")
         sessions = {outcome: [key._asdict() for key in getattr(done, outcome)] for outcome in outcomes}
@@ -128,8 +136,13 @@ def _measured(lines: Iterable[str], done: Callable[[int], None]) -> Iterator[str
         done(size)
 
 
-async def _export(
-    url: str, session: str, write_line: Callable[[str], object], user: str | None, history_url: str | None
+async def _export(  # noqa: PLR0917 - the arguments of a command
+    url: str,
+    session: str,
+    write_line: Callable[[str], object],
+    user: str | None,
+    history_url: str | None,
+    files_url: str | None,
 ) -> None:
     from turnwise.memory.archive.export import export_session
     from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
@@ -140,28 +153,50 @@ async def _export(
         store, history = _open(stack, str(urls[0]), urls[1])
         key = SessionKey(session, DEFAULT_USER if user is None else user)
         try:
-            await export_session(store, key, write_line, history=history)
+            await export_session(store, key, write_line, history=history, files=_files(store, url, files_url))
         except SessionNotFoundError:
             raise no_session(session, await store.query(order_by="updated_at", limit=1_000)) from None
 
 
-async def _import(url: str, lines: Iterable[str], session: str | None, user: str | None) -> SessionKey:
+async def _import(
+    url: str, lines: Iterable[str], session: str | None, user: str | None, files_url: str | None
+) -> SessionKey:
     from turnwise.memory.archive.export import import_session
 
     async with AsyncExitStack() as stack:
         store, _ = _open(stack, url, None)
         await check_plain(store)
         now = await store.now()
-        return (await import_session(store, lines, session_id=session, user_id=user, now=now)).key
+        files = _files(store, url, files_url)
+        imported = await import_session(store, lines, session_id=session, user_id=user, now=now, files=files)
+        return imported.key
 
 
-async def _sweep(url: str, archive: Path | None, history_url: str | None, count: Callable[[int], None]) -> Any:
+async def _sweep(
+    url: str, archive: Path | None, history_url: str | None, files_url: str | None, count: Callable[[int], None]
+) -> Any:
     from turnwise.memory.archive.expiry import sweep as sweep_store
 
     file_of(url)
     async with AsyncExitStack() as stack:
         store, history = _open(stack, url, history_url)
-        return await sweep_store(store, await store.now(), archive, history, count)
+        files = _files(store, url, files_url)
+        return await sweep_store(store, await store.now(), archive, history, count, files=files)
+
+
+def _files(store: SessionStore, url: str, files_url: str | None) -> FileAccess | None:
+    """Return the files of a store; None if there is no place for them."""
+    from turnwise.actors.session.config import SessionConfig
+    from turnwise.memory.files.access import FileAccess
+    from turnwise.memory.files.fsspec_files import FsspecFiles
+    from turnwise.memory.files.index import file_index, keeps_files
+    from turnwise.memory.files.urls import check_files_url, files_beside
+    from turnwise.memory.stores.urls import resolve_url
+
+    place = check_files_url(files_url) if files_url else files_beside(resolve_url(url))
+    if place is None or not keeps_files(store):
+        return None
+    return FileAccess(file_index(store), FsspecFiles(place), SessionConfig().file_limits)
 
 
 def _open(stack: AsyncExitStack, url: str, history_url: str | None) -> tuple[SessionStore, HistoryStore | None]:

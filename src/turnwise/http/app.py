@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.middleware.cors import CORSMiddleware
 
 from turnwise import __version__
@@ -28,8 +27,19 @@ from turnwise.http.middleware.origins import SameSite
 from turnwise.http.middleware.paths import SegmentPaths
 from turnwise.http.middleware.size_limits import SizeLimits, refused
 from turnwise.http.middleware.tracing import TraceContext
-from turnwise.http.native import marks, memories, quotas, runs, schedules, sessions, usage, webhooks
-from turnwise.http.openai import conversations, errors, models, responses
+from turnwise.http.middleware.uploads import MULTIPART_BYTES, BodyLimits
+from turnwise.http.native import (
+    files as native_files,
+    marks,
+    memories,
+    quotas,
+    runs,
+    schedules,
+    sessions,
+    usage,
+    webhooks,
+)
+from turnwise.http.openai import conversations, errors, files as openai_files, models, responses
 from turnwise.http.openai.chat_completions import chat
 from turnwise.http.service import Service
 from turnwise.http.settings import HttpSettings
@@ -102,18 +112,26 @@ def create_app(
     app.include_router(quotas.router)
     app.include_router(webhooks.router)
     app.include_router(marks.router)
+    app.include_router(native_files.router)
     app.include_router(ui.router)
     if find_spec("ag_ui"):  # an extra of its own
         app.include_router(import_module("turnwise.http.front_ends.ag_ui").router)
     app.include_router(responses.router)
     app.include_router(conversations.router)
+    app.include_router(openai_files.router)
     app.include_router(errors.router)  # the last of OpenAI's: it has all of their addresses
     limits = service.settings
     app.add_middleware(CountLimits, refused=refused, max_values=limits.max_body_values, max_bytes=limits.max_body_bytes)
-    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=limits.max_body_bytes)
+    max_file_bytes = manager.config.max_file_bytes
+    app.add_middleware(BodyLimits, max_bytes=limits.max_body_bytes, max_file_bytes=max_file_bytes)
     app.add_middleware(SegmentPaths)
     app.add_middleware(TraceContext)
-    app.add_middleware(SizeLimits, max_header_bytes=limits.max_header_bytes, max_body_bytes=limits.max_body_bytes)
+    app.add_middleware(
+        SizeLimits,
+        max_header_bytes=limits.max_header_bytes,
+        max_body_bytes=limits.max_body_bytes,
+        max_upload_bytes=max_file_bytes + MULTIPART_BYTES,
+    )
     if auth is None:
         app.add_middleware(SameSite, origins=limits.cors_origins)
     else:

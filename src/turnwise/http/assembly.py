@@ -92,6 +92,7 @@ def assemble(config: ServiceConfig, source: Source) -> Assembly:
             placement=config.session_placement,
             config=config.session,
             history_store=config.history_store,
+            files=config.files,
             namespace=config.namespace,
             encryption=encryption,
             telemetry=config.telemetry,

@@ -177,6 +177,8 @@ class ServiceConfig(BaseSettings):
     """Where sessions are kept; see `SessionManager`."""
     history_store: str | None = None
     """Where events are kept, if not with the conversations."""
+    files: str | None = None
+    """Where the bytes of files are kept: a folder, or a URL of fsspec; see `SessionManager`."""
     namespace: str = "turnwise"
     """The Ray namespace; services of one store and namespace share their sessions."""
     encryption: ImportPath | None = None

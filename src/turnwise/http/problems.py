@@ -87,7 +87,15 @@ class TooManyStreams(Exception):  # noqa: N818 - an answer, not an error of turn
         super().__init__(f"{which} are open, and no more may be: close one, or wait until one ends")
 
 
-_WORDS = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+_WORDS = {
+    416: "range_not_satisfiable",
+    401: "unauthorized",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "body_too_large",
+}
+_WORDS |= {416: "range_not_satisfiable"}
 _WORDS |= {415: "unsupported_media_type", 422: "invalid_request", 429: "too_many_requests", 503: "unavailable"}
 
 
@@ -131,6 +139,8 @@ _TITLES = {
     404: "There is no such thing, or it is another user's.",
     409: "The state of the session or the run does not allow it.",
     422: "The request is not valid; `errors` or `field` says where.",
+    413: "The body is too large.",
+    416: "The range is behind the end.",
     429: "A limit is reached: try again later.",
     503: "The store or the session's process cannot be reached: try again later.",
 }

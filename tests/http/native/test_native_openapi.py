@@ -82,6 +82,9 @@ def test_every_request_has_an_example_that_fits(document: dict[str, Any], operat
 
     for _path, _, operation in operations:
         if body := operation.get("requestBody"):
+            if _path.endswith("/files"):  # the body is the file
+                assert list(body["content"]) == ["application/octet-stream"]
+                continue
             name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
             schema = document["components"]["schemas"][name]
             assert schema.get("examples"), name

@@ -32,7 +32,7 @@ async def routes_of(client: httpx.AsyncClient) -> list[tuple[str, str, Any]]:
 
 
 def example_of(document: Any, route: Mapping[str, Any]) -> Any:
-    if "requestBody" not in route:
+    if "application/json" not in route.get("requestBody", {}).get("content", {}):
         return None
     name = route["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
     return document["components"]["schemas"][name]["examples"][0]
@@ -60,10 +60,14 @@ async def test_no_route_reaches_a_session_or_a_run_of_another_user(tmp_path: Pat
         item = (await client.post(f"{path}/memory", json={"text": "Ann loves trains."})).json()["id"]
         await client.put(f"{path}/notes", json={"content": "Ann's notes"})
         await client.post(f"{path}/schedules", json={"prompt": "Ann's tea", "after_s": 3600, "key": "tea"})
+        file_id = (await client.post(f"{path}/files", params={"name": "a"}, content=b"Ann's")).json()["file_id"]
         run_id, call_id = await waiting(client, path, tmp_path)
 
         async def state() -> list[Any]:
-            places = [path, *(f"{path}/{name}" for name in ("turns", "runs", "events", "schedules", "memory", "notes"))]
+            places = [
+                path,
+                *(f"{path}/{name}" for name in ("turns", "runs", "events", "schedules", "memory", "notes", "files")),
+            ]
             places += [f"/v1/runs/{run_id}", f"/v1/runs/{run_id}/pending"]
             return [(await client.get(place)).json() for place in places]
 
@@ -71,12 +75,19 @@ async def test_no_route_reaches_a_session_or_a_run_of_another_user(tmp_path: Pat
         routes = await routes_of(client)
         for method, pattern, example in routes:
             body = {**example, "call_id": call_id} if "call_id" in (example or {}) else example
-            answers = []
+            answers, query = [], {"name": "a"} if (method, pattern.rpartition("/")[2]) == ("POST", "files") else {}
             for session, run in (("anns", run_id), ("nobodys", "nothing")):
                 place = pattern.format(
-                    session_id=session, run_id=run, item_id=item, place="0:0", key="tea", cursor="0:0", name="thumb"
+                    session_id=session,
+                    run_id=run,
+                    item_id=item,
+                    place="0:0",
+                    key="tea",
+                    cursor="0:0",
+                    name="thumb",
+                    file_id=file_id,
                 )
-                answer = await client.request(method, place, json=body, headers=BOB)
+                answer = await client.request(method, place, json=body, headers=BOB, params=query)
                 answers.append(answer.text.replace(session, "...").replace(run, "..."))
                 assert answer.status_code == 404, (method, place, answer.text)
             assert answers[0] == answers[1], (method, pattern)

@@ -18,7 +18,7 @@ BLOCKING = CLIENT / "blocking"
 
 MODULES = (
     *("session_host", "execution", "session_memory", "session", "chat_memory", "manager", "store_reads", "run_once"),
-    *("forgetting", "expiry", "importing", "event_push", "subscriptions", "webhooks"),
+    *("forgetting", "expiry", "importing", "event_push", "subscriptions", "webhooks", "files"),
 )
 """The modules that are written once."""
 
@@ -66,6 +66,9 @@ A conversation. Methods may be called from many threads and processes at once; t
         "`SessionMemory` with its verbs as coroutines.\n": (
             "The long-term memories of the session's user, and the session's working memory.\n"
         ),
+    },
+    "files": {
+        "`Files` with its verbs as coroutines.\n": "The files of a session, or of a user that belong to no session.\n",
     },
     "webhooks": {
         "`Webhook` with its verbs as coroutines.\n": "A URL that is told of what happens in sessions.\n",

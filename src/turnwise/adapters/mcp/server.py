@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 from pydantic import BaseModel, Field
 
 from turnwise.actors.client.agent_tree import agents_of
-from turnwise.actors.client.open_for_run import open_for_run
-from turnwise.actors.client.schedule_room import check_room
+from turnwise.actors.client.services.open_for_run import open_for_run
+from turnwise.actors.client.services.schedule_room import check_room
 from turnwise.adapters.version_checks import expect, framework
 from turnwise.errors import RunEndedError, SessionNotFoundError, TurnwiseError, WaitTimeoutError
 from turnwise.memory.deliveries.texts import prompt_text_of, recurrence_of, time_of

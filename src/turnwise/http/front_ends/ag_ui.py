@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, cast
 from fastapi import APIRouter, Query, Request, Response
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
-from turnwise.actors.client.open_for_run import open_for_run
+from turnwise.actors.client.services.open_for_run import open_for_run
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.shared.run_options import RerunOptions, RunOptions
 from turnwise.actors.inference.tools.signature import check_safe

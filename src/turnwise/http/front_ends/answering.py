@@ -12,7 +12,7 @@ from typing import Any, cast
 from starlette.responses import Response
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
-from turnwise.actors.client.open_for_run import check_start
+from turnwise.actors.client.services.open_for_run import check_start
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.shared.run_options import RerunOptions, RunOptions
 from turnwise.adapters.front_ends.encoding import FrontEndEncoder

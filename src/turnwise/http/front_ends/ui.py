@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
-from turnwise.actors.client.open_for_run import open_for_run
+from turnwise.actors.client.services.open_for_run import open_for_run
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.shared.run_options import RunOptions
 from turnwise.adapters.front_ends.vercel import VercelEncoder, file_part, output_of

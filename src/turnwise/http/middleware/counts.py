@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnwise.errors import TooManyError
+from turnwise.http.middleware.uploads import is_upload
 from turnwise.memory.values.frozen_json import MAX_DEPTH
 from turnwise.memory.values.limits import check_count
 
@@ -75,7 +76,7 @@ class CountLimits:
         try:
             parameters = scope.get("query_string", b"").count(b"&") + 1
             check_count("parameters of the query", parameters, "MAX_PARAMETERS", MAX_PARAMETERS)
-            if scope["method"] in _WITH_BODIES:
+            if scope["method"] in _WITH_BODIES and not is_upload(scope):
                 receive = await self._checked(scope, receive)
         except TooManyError as error:
             await self._refused(scope, error)(scope, receive, send)

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnwise.errors import TooManyError
 from turnwise.http.middleware.counts import CountLimits
+from turnwise.http.middleware.uploads import is_upload
 from turnwise.http.openai import errors
 from turnwise.http.problems import answer, problem, problem_of
 from turnwise.http.settings import HttpSettings
@@ -25,16 +26,20 @@ class SizeLimits:
     what users wrote as HTML.
     """
 
-    def __init__(self, app: ASGIApp, max_header_bytes: int, max_body_bytes: int) -> None:
+    def __init__(
+        self, app: ASGIApp, max_header_bytes: int, max_body_bytes: int, max_upload_bytes: int | None = None
+    ) -> None:
         self._app = app
         self._max_header_bytes = max_header_bytes
         self._max_body_bytes = max_body_bytes
+        self._max_upload_bytes = max_upload_bytes or max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         send, is_refused = _marked(send), False
+        max_bytes = self._max_upload_bytes if is_upload(scope) else self._max_body_bytes
         announced_size, received_size = _announced_size(scope), 0
         size = sum(len(name) + len(value) for name, value in scope.get("headers", ()))
         if size > self._max_header_bytes:
@@ -49,10 +54,10 @@ class SizeLimits:
 
         async def sent(message: Message) -> None:
             nonlocal is_refused
-            is_too_large = max(announced_size, received_size) > self._max_body_bytes
+            is_too_large = max(announced_size, received_size) > max_bytes
             if is_too_large and message["type"] == "http.response.start" and message["status"] == _TOO_LARGE:
                 is_refused = True
-                await _refusal(scope, _TOO_LARGE, "body", None, self._max_body_bytes)(scope, receive, send)
+                await _refusal(scope, _TOO_LARGE, "body", None, max_bytes)(scope, receive, send)
             elif not is_refused:
                 await send(message)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
 
-from turnwise.actors.client.schedule_room import check_room
+from turnwise.actors.client.services.schedule_room import check_room
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.shared.schedule_times import repeatable_id
 from turnwise.http.middleware.paths import InPath, path_of

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from turnwise.http.openai.errors import invalid, unsupported
 from turnwise.http.openai.items import unpack
-from turnwise.http.openai.json_fields import arguments_of, text_of
+from turnwise.http.openai.json_fields import arguments_of, file_of, text_of
 from turnwise.memory.conversation.blocks import (
     Block,
     Document,
@@ -238,6 +238,8 @@ def _output_part(part: Any, path: str) -> Text | Image | Document:
 
 def _image(part: Mapping[str, Any], path: str) -> Image:
     _refuse_others(part, path)
+    if (file_id := file_of(part, path, "image_url")) is not None:
+        return Image(file=file_id)
     url = text_of(part, "image_url", path)
     if match := _DATA_URL.fullmatch(url):
         return Image(data=match[2], media_type=match[1])
@@ -247,10 +249,12 @@ def _image(part: Mapping[str, Any], path: str) -> Image:
 def _file(part: Mapping[str, Any], path: str) -> Document:
     _refuse_others(part, path)
     name, url, data = part.get("filename"), part.get("file_url"), part.get("file_data")
-    if (url is None) == (data is None):
-        raise invalid(path, "a file needs either file_data or file_url")
     if name is not None and not isinstance(name, str):
         raise invalid(f"{path}.filename", "must be a text")
+    if (file_id := file_of(part, path, "file_url", "file_data")) is not None:
+        return Document(file=file_id, name=name or "")
+    if (url is None) == (data is None):
+        raise invalid(path, "a file needs one of file_id, file_data and file_url")
     if url is not None:
         url = text_of(part, "file_url", path)
         return Document(name=name or _name_in(url) or "file", url=url)
@@ -271,8 +275,6 @@ def _name_in(url: str) -> str:
 
 def _refuse_others(part: Mapping[str, Any], path: str) -> None:
     """Refuse what is not supported in pictures and files."""
-    if part.get("file_id") is not None:
-        raise unsupported(f"{path}.file_id", "this service keeps no files: send the data or a URL")
     if part.get("detail") not in (None, "auto"):
         raise unsupported(f"{path}.detail", "only 'auto' is supported")
     if part.get("prompt_cache_breakpoint") is not None:

@@ -294,11 +294,14 @@ def _input_item(id_of: Any, role: str, content_part: Item) -> Item:
 def _content_part(block: User | Summary | System | Text | Image | Document) -> Item:
     """Return a block as a content part of a message, or of an output."""
     if isinstance(block, Image):
-        return {"type": "input_image", "detail": "auto", "image_url": block.url or data_uri(block), "file_id": None}
+        url = block.url or (data_uri(block) if block.data else None)
+        return {"type": "input_image", "detail": "auto", "image_url": url, "file_id": block.file}
     if not isinstance(block, Document):
         return {"type": "input_text", "text": block.text}
     if block.plain:
         return {"type": "input_text", "text": f"{block.name}:\n{block.plain}"}
+    if block.file:
+        return {"type": "input_file", "filename": block.name, "file_id": block.file}
     source = {"file_data": data_uri(block)} if block.data else {"file_url": block.url}
     return {"type": "input_file", "filename": block.name, **source}
 

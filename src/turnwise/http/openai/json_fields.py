@@ -8,6 +8,7 @@ from typing import Any
 
 from turnwise.http.openai.errors import invalid
 from turnwise.memory.values.frozen_json import FrozenDict, freeze
+from turnwise.memory.values.ids import is_file_id
 
 
 def text_of(item: Mapping[str, Any], name: str, path: str) -> str:
@@ -30,3 +31,22 @@ def arguments_of(item: Mapping[str, Any], path: str) -> FrozenDict:
     except (TypeError, ValueError, RecursionError):
         pass
     raise invalid(f"{path}.arguments", f"{path}.arguments: must be the JSON text of an object")
+
+
+def file_of(part: Mapping[str, Any], path: str, *others: str) -> str | None:
+    """Return the id of the file that a part names; None if it names none.
+
+    Args:
+        others: fields that it has in place of it.
+
+    Raises:
+        OpenAIError: it is no id, or one of the others is there, too.
+    """
+    file_id = part.get("file_id")
+    if file_id is None:
+        return None
+    if given := [name for name in others if part.get(name) is not None]:
+        raise invalid(path, f"send either file_id or {given[0]}")
+    if not is_file_id(file_id):
+        raise invalid(f"{path}.file_id", f"there is no file {file_id!r:.99}: upload it first")
+    return str(file_id)

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
-from turnwise.actors.client.open_for_run import check_start
+from turnwise.actors.client.services.open_for_run import check_start
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.shared.run_options import RunOptions
 from turnwise.actors.inference.engine import Framed, RequestFrame

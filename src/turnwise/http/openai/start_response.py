@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
-from turnwise.actors.client.open_for_run import open_for_run
+from turnwise.actors.client.services.open_for_run import open_for_run
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.shared.run_options import RunOptions
 from turnwise.actors.inference.tools.signature import check_safe

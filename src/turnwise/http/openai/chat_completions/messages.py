@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from turnwise.http.openai.errors import invalid, unsupported
-from turnwise.http.openai.json_fields import arguments_of, text_of
+from turnwise.http.openai.json_fields import arguments_of, file_of, text_of
 from turnwise.memory.conversation.blocks import AnyBlock, Document, Image, Text, ToolResult, ToolUse, User
 from turnwise.memory.values.limits import MAX_BLOCKS, check_count
 
@@ -179,10 +179,11 @@ def _file(part: Mapping[str, Any], path: str) -> Document:
     source = part.get("file")
     if not isinstance(source, Mapping):
         raise invalid(f"{path}.file", f"Missing required parameter: '{path}.file'.", "missing_required_parameter")
-    if source.get("file_id") is not None:
-        raise unsupported(f"{path}.file.file_id", "this service keeps no files: send file_data")
     _refuse_others(part, {"type", "file"}, path)
     _refuse_others(source, {"file_data", "filename", "file_id"}, f"{path}.file")
+    if (file_id := file_of(source, f"{path}.file", "file_data")) is not None:
+        name = text_of(source, "filename", f"{path}.file") if source.get("filename") is not None else ""
+        return Document(file=file_id, name=name)
     data = text_of(source, "file_data", f"{path}.file")
     name = text_of(source, "filename", f"{path}.file") if source.get("filename") is not None else "file"
     match = _DATA_URL.fullmatch(data)

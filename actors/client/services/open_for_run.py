@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from turnwise.actors.client.files import check_files
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.shared.run_options import RunOptions, settings_of
@@ -65,7 +66,9 @@ async def check_first_run(
     await store.create(fresh)
     core = SessionCore(fresh.key, store, builder, manager.config)
     settings = await asyncio.to_thread(settings_of, options)  # which may have large schemas
-    await core.admission.check_start(plain_prompts(fresh.session_id, tuple(prompts)), **settings)
+    plain = plain_prompts(fresh.session_id, tuple(prompts))
+    plain = await check_files(manager._client, fresh.key, plain)  # noqa: SLF001 - of the same package
+    await core.admission.check_start(plain, **settings)
     await manager._store.run(lambda store: check_quotas(store, fresh.user_id, fresh.agent))  # noqa: SLF001 - likewise
 
 

@@ -1,27 +1,27 @@
-"""FastAPI with streamed answers, reconnects, a Stop button, and several workers that share one Ray.
+"""FastAPI with streamed answers, reconnects, a Stop button, edits, marks, search, costs, quotas, and several workers.
 
     pip install 'turnwise[http]'
     python examples/fastapi_chat.py --port 8000 --workers 2    then open http://127.0.0.1:8000
 
 Without an OPENAI_API_KEY, a simulated model answers. Any worker answers for any chat, since chats are in the store and
-in Ray. For more than this, such as users, limits, approvals and memory, `turnwise.http.create_app` is an app as well,
-ready to be mounted under yours: `app.mount("/api", create_app(manager, auth=...))`.
+in Ray. `turnwise.http.create_app` is an app as well, to be mounted: `app.mount("/api", create_app(manager, auth=...))`.
 """
 
 import argparse
-import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, Any
 
 import uvicorn
 from fastapi import FastAPI, Header, HTTPException
 from fastapi.responses import HTMLResponse, StreamingResponse
 
-from turnwise import AsyncExecutionHandle, AsyncSessionManager, NotFoundError, OpenAIEngine, SessionBusyError
+from turnwise import AsyncExecutionHandle, AsyncSessionManager, OpenAIEngine, SessionConfig
+from turnwise.errors import NotFoundError, QuotaExceededError, SessionBusyError, SessionInUseError, TurnReplacedError
+from turnwise.stores import Quota
 from turnwise.testing import LocalProvider
 
 PAGE = """<!doctype html><meta charset=utf-8><title>Chat</title>
@@ -30,15 +30,12 @@ PAGE = """<!doctype html><meta charset=utf-8><title>Chat</title>
 <script>
 let run, form = document.forms[0], answer = document.getElementById("answer");
 form.onsubmit = async event => {
-  event.preventDefault();
-  answer.textContent = "";
-  const prompt = new URLSearchParams(new FormData(form));
-  run = (await (await fetch("/chats/page?" + prompt, {method: "POST"})).json()).run;
+  event.preventDefault(); answer.textContent = "";
+  run = (await (await fetch("/chats/page?" + new URLSearchParams(new FormData(form)), {method: "POST"})).json()).run;
   const events = new EventSource("/runs/" + run);  // comes back by itself with Last-Event-ID, if it is cut off
   events.addEventListener("text_delta", event => answer.textContent += JSON.parse(event.data).text);
   events.addEventListener("end", () => events.close());
-};
-document.getElementById("stop").onclick = () => fetch("/runs/" + run + "/stop", {method: "POST"});
+}; document.getElementById("stop").onclick = () => fetch("/runs/" + run + "/stop", {method: "POST"});
 </script>"""
 
 
@@ -46,7 +43,9 @@ document.getElementById("stop").onclick = () => fetch("/runs/" + run + "/stop", 
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Each worker has a manager of the same store. The engine's settings travel to the sessions' processes."""
     engine = OpenAIEngine(os.environ.get("OPENAI_MODEL", "gpt-5-mini"), base_url=os.environ.get("OPENAI_BASE_URL"))
-    async with AsyncSessionManager(os.environ.get("CHATS", "sqlite:///chats.db"), engine=engine) as manager:
+    store, config = os.environ.get("CHATS", "sqlite:///chats.db"), SessionConfig(title="auto")
+    async with AsyncSessionManager(store, engine=engine, config=config) as manager:
+        await manager.set_quota(Quota(user_id="*", runs=500, per="day"))  # of each user
         app.state.manager = manager
         yield
 
@@ -60,14 +59,36 @@ async def page() -> str:
 
 
 @app.post("/chats/{chat_id}")
-async def ask(chat_id: str, prompt: str) -> dict[str, str | int]:
-    """Start an answer. When this returns it is durable: it goes on whoever leaves, the browser or this worker."""
-    chat = await app.state.manager.open(chat_id, user_id="sarah")  # the user comes from your login, never from the body
+async def ask(chat_id: str, prompt: str, at: int | None = None) -> dict[str, str | int]:
+    """Start an answer, or answer the turn `at` anew. When this returns it is durable: it goes on whoever leaves."""
+    chat = await open_chat(chat_id)
     try:
-        run = await chat.run(prompt)
-    except SessionBusyError as busy:
+        run = await (chat.run(prompt) if at is None else chat.rerun(prompt, at=at))
+    except (SessionBusyError, SessionInUseError, TurnReplacedError) as busy:
         raise HTTPException(409, f"{busy}; or pass if_busy= to run()") from None
+    except QuotaExceededError as used:
+        raise HTTPException(429, str(used), {"Retry-After": str(round(used.retry_after_s + 1))}) from None
     return {"run": run.run_id, "worker": os.getpid()}
+
+
+@app.get("/chats/{chat_id}")
+async def messages(chat_id: str) -> list[Any]:
+    return list(await (await open_chat(chat_id)).messages())
+
+
+@app.post("/chats/{chat_id}/marks")
+async def mark(chat_id: str, message: str, thumb: int) -> Any:
+    return await (await open_chat(chat_id)).mark(message, "thumb", thumb)
+
+
+@app.get("/search")
+async def search(text: str) -> list[Any]:
+    return list(await app.state.manager.search("sarah", text))
+
+
+@app.get("/costs")
+async def costs() -> list[Any]:
+    return list(await app.state.manager.usage(user_id="sarah", by=["day", "model"]))
 
 
 @app.get("/runs/{run_id}")
@@ -85,10 +106,13 @@ async def stop(run_id: str) -> dict[str, str]:
     return {"state": await run.status()}
 
 
-async def find(run_id: str) -> AsyncExecutionHandle:
-    manager: AsyncSessionManager = app.state.manager
+async def open_chat(chat_id: str) -> Any:
+    return await app.state.manager.open(chat_id, user_id="sarah")  # the user comes from your login, never from the body
+
+
+async def find(run_id: str) -> Any:
     try:
-        return await manager.execution(run_id, user_id="sarah")
+        return await app.state.manager.execution(run_id, user_id="sarah")
     except NotFoundError as error:
         raise HTTPException(404, str(error)) from None
 
@@ -111,15 +135,12 @@ def main() -> None:
             os.environ["CHATS"] = f"sqlite:///{stack.enter_context(TemporaryDirectory(prefix='turnwise-'))}/chats.db"
         import ray  # here, since tests of the app need none
 
-        # A SQLite file belongs to one Ray: start it here, and let the workers join. They inherit the
-        # variables. A Ray from `ray start --head`, with RAY_ADDRESS set, outlives this program, and so do answers.
-        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(log_to_driver=False, logging_level=40)  # which the workers join; one that runs already outlives them
         os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
         uvicorn.run(
             f"{Path(__file__).stem}:app",
             app_dir=str(Path(__file__).parent),
-            port=options.port,
-            workers=options.workers,
+            **vars(options),
             timeout_worker_healthcheck=60,  # workers load for some seconds, in which they answer no health check
             timeout_graceful_shutdown=3,  # streams that are open do not end by themselves
         )

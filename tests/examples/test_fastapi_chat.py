@@ -12,6 +12,7 @@ import httpx
 
 import fastapi_chat
 from turnwise import AsyncSessionManager
+from turnwise.stores import Quota
 from turnwise.testing import MakeManager, Pause, RecordingEngine
 
 pytest_plugins = ["turnwise.testing.pytest_plugin"]
@@ -69,6 +70,40 @@ async def test_a_chat_that_answers_is_busy_until_it_is_stopped(
         assert (await client.post(f"/runs/{run}/stop")).json() == {"state": "cancelled"}
         assert (await follow(client, run))[-1][1]["kind"] == "run_cancelled"
         assert text_of(await follow(client, await run_of(client, "trip", "Shall I?"))) == "Yes."
+
+
+async def test_a_turn_is_answered_anew_and_messages_are_marked_found_and_paid_for(
+    async_turnwise_manager: MakeManager[AsyncSessionManager], scripted_engine: type[RecordingEngine]
+) -> None:
+    engine = scripted_engine(["It rains in Oslo.", "The sun shines in Rome."])
+    async with browser(async_turnwise_manager(engine)) as client:
+        await follow(client, await run_of(client, "trip", "How is Oslo?"))
+        edited = await client.post("/chats/trip", params={"prompt": "How is Rome?", "at": 0})
+        await follow(client, edited.raise_for_status().json()["run"])
+        again = await client.post("/chats/trip", params={"prompt": "How is Bergen?", "at": 0})
+        assert again.status_code == 409, "another version is shown"
+        prompt, answer = (await client.get("/chats/trip")).json()
+        assert (prompt["text"], answer["text"]) == ("How is Rome?", "The sun shines in Rome.")
+        assert prompt["versions"] == [0, 1]
+        place = f"{answer['session_id']}#{answer['turn_index']}:{answer['number']}"
+        marked = await client.post("/chats/trip/marks", params={"message": place, "thumb": 1})
+        assert marked.json()["value"] == 1
+        assert (await client.get("/chats/trip")).json()[1]["marks"]["thumb"]["value"] == 1
+        (hit,) = (await client.get("/search", params={"text": "sun shines"})).json()
+        assert hit["session_id"] == "trip" and not (await client.get("/search", params={"text": "Bergen"})).json()
+        (cost,) = (await client.get("/costs")).json()
+        assert cost["runs"] == 2
+
+
+async def test_a_quota_that_is_used_up_says_when_to_try_again(
+    async_turnwise_manager: MakeManager[AsyncSessionManager], scripted_engine: type[RecordingEngine]
+) -> None:
+    manager = async_turnwise_manager(scripted_engine(["Yes."]))
+    await manager.set_quota(Quota(user_id="*", runs=1, per="day"))
+    async with browser(manager) as client:
+        await follow(client, await run_of(client, "trip", "Shall I?"))
+        refused = await client.post("/chats/trip", params={"prompt": "Really?"})
+        assert refused.status_code == 429 and 0 < int(refused.headers["Retry-After"]) <= 86_401
 
 
 async def test_a_run_that_is_not_the_users_is_not_found(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from turnwise.actors.client import steps
@@ -9,6 +10,7 @@ from turnwise.actors.client.session_host import AsyncSessionHost
 from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.client.store_reads import AsyncStoreReads
 from turnwise.actors.client.webhooks import AsyncWebhook
+from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.memory.attached import Eraser
 from turnwise.errors import CorruptRecordError, SessionInUseError, SessionNotFoundError
@@ -23,7 +25,10 @@ _PAGE = 100
 
 
 async def forget(client: SessionsClient, store: AsyncStoreReads, user_id: str, *, verify: bool) -> Forgotten:
-    """Delete a user's sessions and webhooks, then what the client's memories keep; see `SessionManager.forget`."""
+    """Delete a user's sessions, memberships and webhooks, then what the client's memories keep.
+
+    See `SessionManager.forget`.
+    """
     report = Forgotten()
     attempted: set[SessionKey] = set()
     called_by: str | None = NO_CALLER  # callers go first, so that none gets the result of an agent that is deleted
@@ -41,6 +46,7 @@ async def forget(client: SessionsClient, store: AsyncStoreReads, user_id: str, *
         for key in keys:
             # Without memories, which `forget` erases and verifies below.
             report += await AsyncSessionHost(client, SessionRef(key)).remove(memory=False, verify=False)
+    await _leave_all(client, store, user_id)
     webhooks = [webhook for webhook in await store.ask("webhooks") if webhook.user_id == user_id]
     for webhook in webhooks:
         await AsyncWebhook(client, store, webhook).delete()
@@ -60,6 +66,19 @@ async def forget(client: SessionsClient, store: AsyncStoreReads, user_id: str, *
     if working := client.working_memory:
         notes = await steps.run(client.portal, forget_apart, working, scope)
     return report + Forgotten(items=items, erased=erased, notes=notes, webhooks=len(webhooks), was_checked=verify)
+
+
+async def _leave_all(client: SessionsClient, store: AsyncStoreReads, user_id: str) -> None:
+    """Remove the user from all sessions of others. Sessions that cannot be read keep the membership."""
+    cursor = None
+    while True:
+        page = await store.ask("query", member=user_id, cursor=cursor, limit=_PAGE)
+        for session in page:
+            with suppress(SessionNotFoundError):  # it was deleted meanwhile
+                await AsyncSessionHost(client, SessionRef(session.key)).ask(verbs.set_member(user_id, None))
+        if page.cursor is None:
+            return
+        cursor = page.cursor
 
 
 async def clear(

@@ -53,6 +53,9 @@ class User(Block):
 
     kind: Literal["user"] = "user"
     text: Str
+    author: Str | None = None
+    """Who has said it, where several people share the session. The session sets it, so that nobody speaks for others.
+    None for the session's user."""
 
 
 class Text(Block):

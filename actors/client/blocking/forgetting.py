@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from turnwise.actors.client.blocking import steps
@@ -10,6 +11,7 @@ from turnwise.actors.client.blocking.session_host import SessionHost
 from turnwise.actors.client.blocking.store_reads import StoreReads
 from turnwise.actors.client.blocking.webhooks import Webhook
 from turnwise.actors.client.shared.sessions_client import SessionsClient
+from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.memory.attached import Eraser
 from turnwise.errors import CorruptRecordError, SessionInUseError, SessionNotFoundError
@@ -24,7 +26,10 @@ _PAGE = 100
 
 
 def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: bool) -> Forgotten:
-    """Delete a user's sessions and webhooks, then what the client's memories keep; see `SessionManager.forget`."""
+    """Delete a user's sessions, memberships and webhooks, then what the client's memories keep.
+
+    See `SessionManager.forget`.
+    """
     report = Forgotten()
     attempted: set[SessionKey] = set()
     called_by: str | None = NO_CALLER  # callers go first, so that none gets the result of an agent that is deleted
@@ -42,6 +47,7 @@ def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: b
         for key in keys:
             # Without memories, which `forget` erases and verifies below.
             report += SessionHost(client, SessionRef(key)).remove(memory=False, verify=False)
+    _leave_all(client, store, user_id)
     webhooks = [webhook for webhook in store.ask("webhooks") if webhook.user_id == user_id]
     for webhook in webhooks:
         Webhook(client, store, webhook).delete()
@@ -61,6 +67,19 @@ def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: b
     if working := client.working_memory:
         notes = steps.run(client.portal, forget_apart, working, scope)
     return report + Forgotten(items=items, erased=erased, notes=notes, webhooks=len(webhooks), was_checked=verify)
+
+
+def _leave_all(client: SessionsClient, store: StoreReads, user_id: str) -> None:
+    """Remove the user from all sessions of others. Sessions that cannot be read keep the membership."""
+    cursor = None
+    while True:
+        page = store.ask("query", member=user_id, cursor=cursor, limit=_PAGE)
+        for session in page:
+            with suppress(SessionNotFoundError):  # it was deleted meanwhile
+                SessionHost(client, SessionRef(session.key)).ask(verbs.set_member(user_id, None))
+        if page.cursor is None:
+            return
+        cursor = page.cursor
 
 
 def clear(client: SessionsClient, store: StoreReads, user_id: str, agent: str | None, **options: Any) -> Forgotten:

@@ -392,6 +392,7 @@ def _ledger_fields(value: Any) -> tuple[LedgerField, ...]:
 SessionId = Annotated[str, PlainValidator(partial(check_id, "session id"))]
 Addressee = Annotated[str, PlainValidator(partial(check_id, "to_session"))]
 UserId = Annotated[str, PlainValidator(partial(check_id, "user id"))]
+AsUser = Annotated[str, PlainValidator(partial(check_id, "as_user"))]
 AgentName = Annotated[str, PlainValidator(partial(check_id, "agent"))]
 TurnId = Annotated[str, PlainValidator(partial(check_id, "turn id"))]
 EngineName = Annotated[str, PlainValidator(partial(check_id, "engine"))]

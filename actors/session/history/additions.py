@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from turnwise.actors.inference.timeline import custom_event
+from turnwise.actors.session.state.acting import check_acting, check_own
 from turnwise.actors.session.state.reads import SessionReads
 from turnwise.actors.session.state.run_events import about
 from turnwise.actors.session.state.state import SessionState
@@ -44,6 +45,7 @@ class Additions:
 
         async def change() -> int:
             if leading is None:
+                await check_acting(self._journal.session, self._journal.store, "owner")
                 if self._journal.session.status == "ended":
                     raise SessionEndedError(self._state.session_id)
                 run_fields = {}
@@ -55,6 +57,7 @@ class Additions:
                     record = await self._journal.records.find_run(leading)
                     reason = f"the run is {record.state}, and its last event says so: add the event to the session"
                     raise InvalidInputError("run_id", shown(leading), reason)
+                await check_own(self._journal.session, self._journal.store, run.record)
                 run_fields = about(run.record)
             seq = self._journal.log.next_seq()
             await self._transactor.commit(self._journal.session, [(CustomEvent, {**run_fields, **values})])

@@ -368,7 +368,7 @@ class RunDriver:
         self._state.add_ended(run, end, turn)
         self._transactor.add_unbilled(run.last_billed(end))
         if turn:
-            self._progress.add_ended(turn, end.memory, end.first_seq)
+            self._progress.add_ended(turn, end.memory, end.first_seq, end.author)
         run.wake_waiters()
         run.close_operation()
         self._engines.close_unused()

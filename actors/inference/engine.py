@@ -37,6 +37,8 @@ class SessionView:
     a question that belongs to no session."""
     members: Mapping[str, str] = field(default_factory=FrozenDict)
     """The roles of those who share the session with its user, by their ids."""
+    author: str | None = None
+    """The member who has started the run; None for the session's user."""
 
 
 class RunContext(Protocol):

@@ -86,7 +86,7 @@ from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
 from turnwise.memory.conversation.model_params import ModelParams, merged
 from turnwise.memory.conversation.prompts import Prompt, takes_all
 from turnwise.memory.conversation.runs import RunRecord, RunState
-from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionRecord, SessionStatus
+from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord, SessionStatus
 from turnwise.memory.conversation.views.message_formats import MessageFormat
 from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.deliveries.webhooks import (
@@ -197,6 +197,8 @@ class AsyncSessionManager:
         self._subscriptions: Any = []
         """Those to close with the manager."""
         self._connect_runtime = partial(self._client.runtime.connect, (store, history_store), working_memory)
+        self._first: SessionKey | None = None
+        """The session that the call opens which starts this manager, if it opens one."""
         self._start = steps.Start(self._connect, self._client.runtime.starting)
 
     async def __aenter__(self) -> Self:
@@ -254,7 +256,8 @@ class AsyncSessionManager:
         """Return the session with this id, and create it if it does not exist; without an id, create a new one.
 
         The session is in the store on return. If it existed already, no process is started for it: the first method
-        that changes something, or waits for a run, starts its process.
+        that changes something, or waits for a run, starts its process. But a process of its own starts at once if this
+        is the manager's first call: then it starts while the store is opened, and leaves if nobody calls it.
 
         `memory`, `ttl_s`, `model` and `params` apply to a session that this call creates; an existing session keeps its
         own. So it does with its title, metadata and engine; if others are given, `if_exists` says what happens.
@@ -288,6 +291,7 @@ class AsyncSessionManager:
             raise InvalidInputError("metadata", shown(metadata), "it looks like encrypted metadata: choose other names")
         defaults = merged({}, params or {})
         check_taken(self._check_engine(engine, session_id), model, defaults)
+        self._first = self._first or SessionKey(session_id, user_id)
         await self._start.done()
         now = await self._store.now()
         fresh = SessionRecord(
@@ -1003,6 +1007,8 @@ class AsyncSessionManager:
         """Connect this process, and start the processes of hosts and memories. Blocks; may be repeated."""
         if not self._client.read_only:
             self._connect_runtime()
+            if self._first is not None:
+                self._client.start_ahead(self._first)
         self._store.store  # noqa: B018 - the first access opens it
         if not self._client.read_only:
             self._client.warm_up()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_agents_on_ray import until
@@ -13,9 +14,15 @@ from test_sessions_on_ray import kill
 
 from memories.memory_engines import Mirror
 from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.cluster.actor_names import actor_name, find_actor
 from turnwise.actors.hosting.gc_tuning import THRESHOLDS
+from turnwise.actors.hosting.store_spec import store_id_of
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
+from turnwise.memory.stores.urls import resolve_url
 
 
 def test_unsaved_turns_of_a_lost_process_are_saved_without_a_call(
@@ -63,3 +70,26 @@ def test_a_process_that_is_back_has_loaded_what_an_answer_needs_and_no_more(
     assert "turnwise.memory.stores.sql.store" in loaded
     unneeded = {"numpy", "chromadb", "openai", "sqlalchemy.dialects.postgresql", "turnwise.memory.stores.in_memory"}
     assert not unneeded & {*loaded}
+
+
+@pytest.mark.usefixtures("ray_session")
+async def test_a_process_that_nobody_calls_leaves_and_the_next_call_starts_another(
+    namespace: str, tmp_path: Path
+) -> None:
+    """A manager's first call starts the session's process ahead. The program may die then, or the call be refused."""
+    url = resolve_url(f"sqlite:///{tmp_path}/chats.db")
+
+    def process_of(name: str) -> Any:
+        return find_actor(namespace, actor_name(store_id_of(namespace, url), SessionKey(name, "default")))
+
+    async with AsyncSessionManager(url, engine=EchoEngine(), namespace=namespace) as manager:
+        manager._client.start_ahead(SessionKey("chat", "default"))  # noqa: SLF001 - as a program that dies then
+        ahead = process_of("chat")
+        await ahead.leave_unless_called.remote()
+        chat = await manager.open("chat")  # while that process ends
+        assert (await (await chat.run("one")).wait()).text == "one"
+        called = process_of("chat")
+        assert called != ahead
+        await called.leave_unless_called.remote()
+        assert (await (await chat.run("two")).wait()).text == "two"
+        assert process_of("chat") == called

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ from turnwise.actors.inference.named_engines import as_engine, engines_of
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.window.compaction_tasks import check_overflow, default_overflow
-from turnwise.errors import ConfigError, SessionLostError
+from turnwise.errors import ConfigError, OverloadedError, SessionLostError
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.turns import Turn
@@ -287,6 +288,15 @@ class SessionsClient:
         if self._place is None or self.read_only:
             return self.runtime.live_processes(self.name)
         return self.runtime.processes(self.name, self._place, self._setup)
+
+    def start_ahead(self, key: SessionKey) -> None:
+        """Start a session's own process, if it has one, before it is known whether there is such a session.
+
+        Does not wait for it. Should nobody call it, it leaves.
+        """
+        if isinstance(self.placement, Dedicated):
+            with suppress(OverloadedError):  # whoever calls it is told
+                self.processes.of(key)
 
     def warm_up(self) -> None:
         """Start the processes of packed hosts and memories, without waiting for them; notify hosts they replace."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import threading
 import warnings
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from turnwise.actors.hosting.logs import LogSettings
     from turnwise.actors.hosting.placement import Dedicated
     from turnwise.memory.conversation.sessions import SessionKey
+
+
+UNCALLED_S = 60.0
+"""How long a process that nobody has called stays, in seconds: its program may have died, or opened another session."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +77,15 @@ class SessionActor:
         )
         self._host: DedicatedHost | None = None
         self._listening: asyncio.Task[asyncio.Server | None] | None = None
+        self._was_called = is_back
+        self._leaves = False
         if is_back:
             # The lost process may have left runs to resume or turns to save, which must not wait for the next call.
             self._leave.actor.recover_after_restart.remote()
+        else:
+            timer = threading.Timer(UNCALLED_S, self._look_for_calls)
+            timer.daemon = True
+            timer.start()
 
     def __repr__(self) -> str:
         """Return what Ray's dashboard and log lines call the process."""
@@ -100,8 +111,23 @@ class SessionActor:
         await self._loading.settle()
         await host.recover()
 
+    def _look_for_calls(self) -> None:
+        if not self._was_called:
+            self._leave.actor.leave_unless_called.remote()
+
+    async def leave_unless_called(self) -> None:
+        """End this process if nobody has called it. Who calls it meanwhile is told, and calls another one."""
+        if not self._was_called:
+            self._leaves = True
+            self._leave()
+
     async def call(self, request: bytes) -> bytes:
         """See `DedicatedHost.call`."""
+        self._was_called = True
+        if self._leaves:
+            from turnwise.errors import SessionFencedError
+
+            return self._loading.refusal(request, SessionFencedError(self._assignment.session.session_id, 0))
         if (host := self._host) is None:
             try:
                 host = await self._loaded()

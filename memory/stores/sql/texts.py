@@ -20,6 +20,7 @@ import hashlib
 import heapq
 import itertools
 import json
+import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -112,12 +113,18 @@ class SQLiteTexts:
         return TextRow(_row(key, text))
 
     def insert(self, cursor: Any, rows: Sequence[TextRow]) -> None:
-        if rows:
+        if not rows:
+            return
+        values = [text.row for text in rows]
+        try:
+            _insert(cursor, _INSERT_SQLITE, values)
+        except sqlite3.OperationalError:
+            if _has_texts(cursor):
+                raise
             cursor.execute(_TABLE_SQLITE)
             cursor.execute(_INDEX)
-        for text in rows:
-            cursor.execute(_INSERT_SQLITE, text.row)
-        newest = cursor.lastrowid if rows else 0
+            _insert(cursor, _INSERT_SQLITE, values)
+        newest = cursor.lastrowid
         if newest % _LOOK_EVERY < len(rows):
             indexed = _indexed(cursor)
             while newest - indexed >= BATCH:
@@ -126,13 +133,14 @@ class SQLiteTexts:
     def _index(self, cursor: Any, indexed: int, newest: int) -> int:
         """Add the next texts to the index; return the id of the last one."""
         rows = cursor.execute(_NEXT, (indexed, BATCH)).fetchall()
-        parts = set(_parts(cursor))
-        for text_id, key, spans, user_id in rows:
-            if (part := _part(key)) not in parts:
-                cursor.execute(f"CREATE VIRTUAL TABLE {part} {_FTS}")
-                parts.add(part)
-            words = _document(_prefix(user_id), _stored_text(cursor, key, spans))
-            cursor.execute(f"INSERT INTO {part} (rowid, words) VALUES (?, ?)", (text_id, words))
+        texts = _stored_texts(cursor, [(key, spans) for _, key, spans, _ in rows])
+        by_part: dict[str, list[tuple[int, str]]] = {}
+        for (text_id, key, _, user_id), text in zip(rows, texts, strict=True):
+            by_part.setdefault(_part(key), []).append((text_id, _document(_prefix(user_id), text)))
+        for part in by_part.keys() - set(_parts(cursor)):
+            cursor.execute(f"CREATE VIRTUAL TABLE {part} {_FTS}")
+        for part, documents in by_part.items():
+            _insert(cursor, f"INSERT INTO {part} (rowid, words) VALUES (?, ?)", documents)
         last = rows[-1][0] if rows else newest
         _set_indexed(cursor, last)
         return int(last)
@@ -147,10 +155,10 @@ class SQLiteTexts:
         if not rows:
             return
         indexed = _indexed(cursor)
-        for text_id, spans in rows:
-            if text_id <= indexed:
-                words = _document(prefix, _stored_text(cursor, key, spans))
-                cursor.execute(f"INSERT INTO {part} ({part}, rowid, words) VALUES ('delete', ?, ?)", (text_id, words))
+        ids = [text_id for text_id, _ in rows if text_id <= indexed]
+        texts = _stored_texts(cursor, [(key, spans) for text_id, spans in rows if text_id <= indexed])
+        documents = [(text_id, _document(prefix, text)) for text_id, text in zip(ids, texts, strict=True)]
+        _insert(cursor, f"INSERT INTO {part} ({part}, rowid, words) VALUES ('delete', ?, ?)", documents)
         cursor.execute(f"DELETE FROM turnwise_texts WHERE session = ?{of_turns}", values)
         (newest,) = cursor.execute("SELECT coalesce(max(id), 0) FROM turnwise_texts").fetchone()
         if newest < indexed:  # SQLite gives the ids above it again
@@ -187,9 +195,9 @@ class SQLiteTexts:
             f"SELECT {_SELECTED} FROM turnwise_texts t CROSS JOIN turnwise_sessions s ON s.key = t.session "
             f"WHERE t.id > ? AND t.id < ? AND {conditions} ORDER BY t.id DESC"
         )
-        for row in cursor.execute(statement, (indexed, before, *values)).fetchall():
-            if texts.query.matches(_stored_text(cursor, row[1], row[6])):
-                yield row
+        rows = cursor.execute(statement, (indexed, before, *values)).fetchall()
+        said = _stored_texts(cursor, [(row[1], row[6]) for row in rows])
+        yield from (row for row, text in zip(rows, said, strict=True) if texts.query.matches(text))
 
     def count(self, cursor: Any, texts: TextFilter, limit: int) -> int:
         if not _has_texts(cursor):
@@ -327,18 +335,53 @@ def _document(prefix: str, text: str) -> str:
     return " ".join([f"{prefix}{word}" for word in plain_words(text)])
 
 
-def _stored_text(cursor: Any, key: int, spans: str) -> str:
-    """Return the text of a message from its blocks; an empty one if they cannot be read."""
-    bodies: list[str] = []
+def _insert(cursor: Any, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Insert rows by a statement for one, many at once.
+
+    The driver releases the GIL for each statement, and a busy event loop then keeps it for long.
+    """
+    head, values = statement.split("VALUES ")
+    while rows:
+        count = _ROWS if len(rows) >= _ROWS else len(rows) % _ROWS_MORE or _ROWS_MORE
+        cursor.execute(f"{head}VALUES {', '.join([values] * count)}", [*itertools.chain(*rows[:count])])
+        rows = rows[count:]
+
+
+_ROWS, _ROWS_MORE = 64, 8
+"""How many rows are inserted at once: few different numbers, since SQLite's driver keeps the statements."""
+
+
+def _stored_texts(cursor: Any, texts: Sequence[tuple[int, str]]) -> list[str]:
+    """Return the texts of messages from their blocks; an empty one for each whose blocks cannot be read.
+
+    Args:
+        texts: the key of a message's session, and the spans of the message.
+    """
+    numbers: list[int] = []
+    places: list[tuple[int, int, int]] = []
+    for number, (key, spans) in enumerate(texts):
+        with suppress(ValueError, KeyError, TypeError, AttributeError):
+            own = [(int(log), start, stop) for log, start, stop in read_spans(json.loads(spans), key)]
+            places += own
+            numbers += [number] * len(own)
+    bodies: list[list[str]] = [[] for _ in texts]
+    for place, body in cursor.execute(_BODIES, (json.dumps(places),)).fetchall() if places else ():
+        bodies[numbers[place]].append(body)
+    return [_text_of(own) for own in bodies]
+
+
+def _text_of(bodies: Sequence[str]) -> str:
     with suppress(ValueError, KeyError, TypeError, AttributeError):
-        for log, start, stop in read_spans(json.loads(spans), key):
-            rows = cursor.execute(_BODIES, (int(log), start, stop)).fetchall()
-            bodies += (body for (body,) in rows)
         return text_of_blocks(bodies)
     return ""
 
 
-_BODIES = "SELECT body FROM turnwise_blocks WHERE log = ? AND at >= ? AND at < ? ORDER BY at"
+_BODIES = (
+    "SELECT place.key, b.body FROM json_each(?) place CROSS JOIN turnwise_blocks b "
+    "ON b.log = json_extract(place.value, '$[0]') AND b.at >= json_extract(place.value, '$[1]') "
+    "AND b.at < json_extract(place.value, '$[2]') ORDER BY place.key, b.at"
+)
+"""The blocks of a list of places."""
 
 
 def _conditions(texts: TextFilter, place: str) -> tuple[str, list[Any]]:

@@ -56,7 +56,8 @@ def test_an_agent_that_a_members_run_calls_asks_the_members_memory() -> None:
         (seen,) = as_member(manager, "rita").execution(run.run_id).children()
         assert seen.wait(LONG_S).text == "found"
         of_rob = as_member(manager, "rob").execution(run.run_id)
-        for change in (seen.cancel, lambda: seen.add_event("mine"), of_rob.cancel):
+        changes: list[Callable[[], object]] = [seen.cancel, lambda: seen.add_event("mine"), of_rob.cancel]
+        for change in changes:
             with pytest.raises(NotAllowedError):
                 change()
         with pytest.raises(NotAllowedError):

@@ -14,7 +14,7 @@ from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.memory.attached import Eraser
-from turnwise.errors import CorruptRecordError, SessionInUseError, SessionNotFoundError
+from turnwise.errors import CorruptRecordError, KeyMissingError, SessionInUseError, SessionNotFoundError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.base import Scope, is_read_only
 from turnwise.memory.longterm.retention.deletion import Erasure
@@ -70,12 +70,12 @@ def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: b
 
 
 def _leave_all(client: SessionsClient, store: StoreReads, user_id: str) -> None:
-    """Remove the user from all sessions of others. Sessions that cannot be read keep the membership."""
+    """Remove the user from all sessions of others. One that cannot be read by its process keeps the membership."""
     cursor = None
     while True:
         page = store.ask("query", member=user_id, cursor=cursor, limit=_PAGE)
         for session in page:
-            with suppress(SessionNotFoundError):  # it was deleted meanwhile
+            with suppress(SessionNotFoundError, KeyMissingError, CorruptRecordError):
                 SessionHost(client, SessionRef(session.key)).ask(verbs.set_member(user_id, None))
         if page.cursor is None:
             return

@@ -19,10 +19,11 @@ from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.engines.side_bill import SideBill
 from turnwise.actors.session.memory.group_saves import speakers_of
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
-from turnwise.actors.session.state.acting import acting_member
+from turnwise.actors.session.state.acting import acting_member, root_of
 from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.session_tasks import SessionTasks
 from turnwise.actors.session.state.state import SessionState
+from turnwise.errors import TurnwiseError
 from turnwise.memory.conversation.blocks import Block, Document, Recalled, System, User
 from turnwise.memory.conversation.branches import is_shown
 from turnwise.memory.conversation.events import LeftOut, MemoryDegraded, MemoryFailed, MemoryRecalled
@@ -116,13 +117,14 @@ class MemoryRetrieval:
         if run.record.memory == "off" or not (memories or working):
             return
         is_reading = run.record.memory == "read"
-        author, session = run.record.author, self._state.journal.session
+        author = run.record.author
+        is_overheard = author is not None or await self._is_shared()
         run.memory = self._access(
             run.run_resources,
             author,
             turn_index=run.turn.index,
             is_reading=is_reading,
-            is_overheard=bool(session.members or author),
+            is_overheard=is_overheard,
         )
         if run.has_searched_memories:
             return
@@ -152,6 +154,14 @@ class MemoryRetrieval:
         run.item_counts = {name: len(result.items) for name, result in results.items()}
         sent = dict(zip(results, map(len, sections.items), strict=True))
         self._publish_recalled(run, sent, dict(zip(results, map(dict, sections.left_out), strict=True)))
+
+    async def _is_shared(self) -> bool:
+        """Return whether others see what tools read: the members of the session, or of the one that has called it."""
+        session, store = self._state.journal.session, self._state.journal.store
+        try:
+            return bool((await root_of(session, store)).members)
+        except TurnwiseError:
+            return True  # nobody knows who sees it
 
     def leave_out(self, run: ActiveRun) -> None:
         """Send the run's next requests without the retrieved text, and publish an event that says so."""

@@ -68,11 +68,15 @@ async def check_own(session: SessionRecord, store: SessionStore, run: RunRecord 
 
 async def check_member(session: SessionRecord, store: SessionStore, acting: Acting | None) -> None:
     """Raise unless a member may do something; see `check_acting`. The session of an agent has its caller's members."""
-    if acting is None:
-        return
+    if acting is not None:
+        (await root_of(session, store)).check_role(acting.user_id, acting.needed, acting.action)
+
+
+async def root_of(session: SessionRecord, store: SessionStore) -> SessionRecord:
+    """Return the session itself or, for one of an agent, the session above all agents, whose members are its own."""
     while session.called_by is not None:
         session = await store.get(SessionKey(session.called_by, session.user_id))
-    session.check_role(acting.user_id, acting.needed, acting.action)
+    return session
 
 
 def context_for_nobody() -> Context | None:

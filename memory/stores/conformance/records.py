@@ -165,6 +165,7 @@ async def check_every_event_comes_back(store: SessionStore) -> None:
         "prompt_joined": {"joined": "r'%\"\\ü"},
         "blocks_removed": {"removed": (("", 2**40, 2**41), ("7", 0, 1))},
         "message_marked": {"number": 2**31, "name": TEXT, "value": NESTED[TEXT][0], "by": TEXT},
+        "member_changed": {"member": TEXT, "role": "reader", "by": TEXT},
         "custom": {"name": TEXT, "data": NESTED, "step": "s"},
         "planner_note": {"text": TEXT, "step": "s"},
         "step_started": {"step": "s", "name": TEXT, "parent": "p"},

@@ -244,7 +244,7 @@ def _transcript(shown: Shown) -> Iterator[Line]:
     state = "ended" if record.status == "ended" else "idle" if info.active_run_id is None else "active"
     facts = [record.title, f"user {record.user_id}", record.agent and f"agent {record.agent}", state]
     facts += [f"{number(record.next_index)} turns", tokens_spent(record.usage, record.agents_usage)]
-    facts += [record.members and f"shared with {', '.join(record.members)}"]
+    facts += [f"shared with {', '.join(record.members)}" if record.members else None]
     facts += [record.parent and f"forked from {record.parent}", f"changed {ago(record.updated_at, now)}"]
     yield "  ".join(filter(None, [f"session {record.session_id}", *facts])), _HEAD
     turn: int | None = None

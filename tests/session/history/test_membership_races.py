@@ -57,7 +57,7 @@ def test_nothing_of_a_member_is_stored_outside_of_the_membership() -> None:
         async def share_and_unshare() -> None:
             for role in ("member", None, "reader", "member", None):
                 await world.pause()
-                await core.membership.set_member("tom", role)  # type: ignore[arg-type]
+                await core.membership.set_member("tom", role)
                 if role is None:
                     late = await as_tom(core.admission.append(["late"], "tom-late"))
                     assert isinstance(late, SessionNotFoundError), "it was removed before it asked"

@@ -31,7 +31,7 @@ from siege_engine import SiegeEngine, tasks_of
 from siege_ledger import Entry, Ledger
 from siege_stores import IMPORTED, STORES, Found, Store
 
-from processes.large_settings import orphan
+from processes.large_settings import OtherEngineError, orphan
 from servers.webhook_receiver import Receiver
 from turnwise import AsyncSessionManager, Dedicated, LexicalMemory, NotFoundError, Packed, SessionConfig, TurnwiseError
 from turnwise.errors import RunEndedError
@@ -264,9 +264,14 @@ class Siege:
             number = sum(count for deed, count in self.ledger.deeds.items() if deed.startswith("orphan"))
             placement = "dedicated" if self._stage.name == "sqlite" else "packed"
             arguments = self._store.url, f"orphan-{number}", self._folder / f"orphan-{number}", placement
+            began = time.monotonic()
             try:
                 outcome = await orphan(*arguments)
             except AssertionError as error:
+                if isinstance(error, OtherEngineError) and self.ledger.was_restored_since(began):
+                    # Its process found that the store was restored and ended, and the asker started the next one.
+                    self.ledger.deeds["orphan that a restore ended, and the asker's engine went on"] += 1
+                    continue
                 outcome = "did not come back"
                 self.ledger.violate(str(error))
             self.ledger.deeds[f"orphan with large settings, killed: {outcome}"] += 1

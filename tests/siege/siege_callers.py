@@ -31,6 +31,7 @@ from turnwise.errors import (
     NotAllowedError,
     QueueFullError,
     RunEndedError,
+    SearchUnavailableError,
     SessionLostError,
     SessionNotFoundError,
 )
@@ -72,6 +73,9 @@ class Caller:
             self.follow: 2,
             self.read: 2,
             self.fork: 1,
+            self.rerun: 1,
+            self.mark: 1,
+            self.search: 1,
         }
         while not is_over():
             (way,) = self._dice.choices(list(ways), list(ways.values()))
@@ -260,6 +264,39 @@ class Caller:
         await self.result_of(handle.wait(ANSWER_S))
         await self.result_of(fork.delete())
         self._ledger.deeds["fork"] += 1
+
+    async def rerun(self) -> None:
+        """Answer the last turn anew, with another prompt. Without an acknowledgement it is not repeated."""
+        session = await self.session()
+        entry = self._ledger.ask(self.user, self.chat)
+        handle = await self.result_of(session.rerun(f"{entry.token} say", idempotency_key=entry.token))
+        self._ledger.tell(entry, handle.run_id)
+        self._ledger.deeds["turn that was answered anew"] += 1
+        await self.end(handle, entry)
+
+    async def mark(self) -> None:
+        """Mark the message that was answered last; the mark is that of this caller."""
+        handle, entry = await self.run("say")
+        await self.end(handle, entry)
+        session = await self.session()
+        turn = await self.result_of(handle.wait(ANSWER_S))
+        mark = await self.result_of(session.mark(f"{self.chat}#{turn.index}:1", "stars", 5, by=entry.token))
+        if mark is None or (mark.value, mark.by) != (5, entry.token):
+            self._ledger.violate(f"run {handle.run_id}: its answer was marked, and the mark is {mark}")
+        self._ledger.deeds["message that was marked"] += 1
+
+    async def search(self) -> None:
+        """Search for the own prompts, and for one of another user."""
+        try:
+            hits = await self.result_of(self._manager.search(self.user, f'"tok {self.user}"'))
+        except SearchUnavailableError:
+            return  # as Redis says
+        if strangers := [hit for hit in hits if hit.user_id != self.user]:
+            self._ledger.violate(f"{self.user} has searched, and found {strangers}")
+        others = [chat for chat in self._ledger.entries.values() if chat.user != self.user]
+        if others and len(await self.result_of(self._manager.search(self.user, f'"{others[-1].token}"'))):
+            self._ledger.violate(f"{self.user} has found {others[-1].token}, which another user has said")
+        self._ledger.deeds["search"] += 1
 
     async def run(self, how: str) -> tuple[AsyncExecutionHandle, Entry]:
         """Start a run; repeat the request with the same key while its outcome is unknown."""

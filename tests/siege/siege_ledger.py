@@ -93,6 +93,10 @@ class Ledger:
         """Return whether a restore may have removed it."""
         return any(restore.may_have_taken(entry.asked_s, entry.told_s) for restore in self.restores)
 
+    def was_restored_since(self, began_s: float) -> bool:
+        """Return whether a copy was put back after this time, or while it passed."""
+        return any(restore.put_back[1] >= began_s for restore in self.restores)
+
     def when(self, entry: Entry) -> str:
         """Return when it was requested, acknowledged and cancelled, and when copies were made and restored."""
         times = {"asked": entry.asked_s, "told": entry.told_s, "ended": entry.ended_s}

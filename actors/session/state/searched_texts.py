@@ -87,12 +87,15 @@ class SearchedTexts:
         return texts, dropped
 
     async def _read(self, spans: Spans, new_span: Span, new_blocks: Sequence[Block]) -> Sequence[Block]:
-        """Return blocks of which some may be those of the commit."""
+        """Return blocks of which some may be those of the commit.
+
+        Others may even come after it: of another process that owns the session now, so that this commit is refused.
+        """
         block_places = places(spans)
         new = {
             place: new_blocks[place.start - new_span.start]
             for place in block_places
-            if place.log == new_span.log and place.start >= new_span.start
+            if place.log == new_span.log and new_span.start <= place.start < new_span.stop
         }
         if len(new) == len(block_places):
             return [*new.values()]

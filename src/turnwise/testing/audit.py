@@ -36,11 +36,13 @@ from turnwise.memory.conversation.events import (
     without_blocks,
 )
 from turnwise.memory.conversation.ledger import LedgerQuery, LedgerRow
+from turnwise.memory.conversation.marks import count_marks, numbers_of
 from turnwise.memory.conversation.runs import REPLACED, RunRecord
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.conversation.spans import Seen, Spans, cut, from_places, overlap, places, size, union
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.conversation.views.chat_messages import chat_messages_of
 from turnwise.memory.conversation.views.rebuild import Rebuilt
 from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.event_store.base import HistoryStore
@@ -48,6 +50,9 @@ from turnwise.memory.providers.arrangement import arranged
 from turnwise.memory.providers.validation import ANTHROPIC, CHAT, RESPONSES, check
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.reading import INDEX, SEQ, TURN_INDEX, deliveries_of, pages, read_blocks
+from turnwise.memory.stores.search.query import Query, Term
+from turnwise.memory.stores.search.records import Searchable, TextFilter, turn_texts
+from turnwise.memory.stores.search.words import plain_words
 from turnwise.testing.acknowledged import Acknowledged, Digest, Note
 
 
@@ -102,7 +107,9 @@ async def audit(
     acknowledged state and turn, or is merged into one that is; a follower of a run saw each of its events once; no run
     has ended as lost, or was resumed, unless its process died while it was active; no delivery whose run is stored
     waits to be carried out; a text that a session said is stored once; an agent has one run at most; the ledger has
-    what the session has spent, exactly, and each of its runs that has ended.
+    what the session has spent, exactly, and each of its runs that has ended; each mark is of a message that is stored,
+    and the session counts them; a store that can search finds the messages of the stored turns by their words, and no
+    others.
 
     Args:
         user_id: whose sessions these are.
@@ -143,6 +150,8 @@ async def audit(
             *_losses_hold(session.runs, (deaths or {}).get(session_id)),
             *_deliveries_hold(session),
             *_agents_hold(session),
+            *_marks_hold(session),
+            *await _search_holds(store, SessionKey(session_id, user_id), session),
             *([] if imported else _ledger_holds(session)),
         ]
         violations += [Violation(session_id, law, problem) for law, problem in findings]
@@ -170,6 +179,8 @@ class StoredSession:
     """What the ledger has of it."""
     branches: Branches = ()
     next_index: int = 0
+    marks: int = 0
+    """How many marks it has, by its row."""
 
 
 async def read_session(store: SessionStore, key: SessionKey, history: HistoryStore | None = None) -> StoredSession:
@@ -199,6 +210,7 @@ async def read_session(store: SessionStore, key: SessionKey, history: HistorySto
         spent[0] if spent else LedgerRow(),
         record.branches,
         record.next_index,
+        record.marks,
     )
 
 
@@ -266,6 +278,40 @@ def _deliveries_hold(session: StoredSession) -> Iterator[Finding]:
 def _agents_hold(session: StoredSession) -> Iterator[Finding]:
     if session.called_by is not None and len(session.runs) > 1:
         yield "an agent is called once", f"it has the runs {[run.run_id for run in session.runs]}"
+
+
+def _marks_hold(session: StoredSession) -> Iterator[Finding]:
+    for turn in session.turns:
+        messages = chat_messages_of(turn.session_id, turn.record, None, turn.asked, turn.output)
+        if strays := set(numbers_of(turn.record)) - {message.number for message in messages}:
+            yield "a mark has its message", f"turn {turn.index} has marks of the messages {sorted(strays)}"
+    if session.marks != (count := sum(count_marks(turn.record) for turn in session.turns)):
+        yield "marks are counted", f"the session counts {session.marks} of {count}"
+
+
+SEARCHED_WORDS = 8
+"""With how many words of a session's messages the audit searches."""
+
+
+async def _search_holds(store: SessionStore, key: SessionKey, session: StoredSession) -> list[Finding]:
+    """Search for words of the messages, evenly spread: each time, all messages with the word are found, and no more."""
+    if not isinstance(store, Searchable):
+        return []
+    runs = {run.turn_index: run for run in session.runs}
+    words_of = {
+        (text.turn_index, text.number): set(plain_words(text.text))
+        for turn in session.turns
+        for text in turn_texts(key.session_id, turn.record, runs.get(turn.index), turn.asked, turn.output)
+    }
+    words = sorted(set[str]().union(*words_of.values()))
+    findings: list[Finding] = []
+    for word in words[:: max(1, len(words) // SEARCHED_WORDS)]:
+        texts = TextFilter(query=Query((Term((word,)),)), user_id=key.user_id, session_id=key.session_id)
+        hits = await store.search_texts(texts, limit=len(words_of) + 1)
+        found = sorted((hit.turn_index, hit.number) for hit in hits)
+        if found != (said := sorted(place for place, own in words_of.items() if word in own)):
+            findings.append(("search finds what is stored", f"{word!r} is in messages {said}, and found in {found}"))
+    return findings
 
 
 def _ledger_holds(session: StoredSession) -> Iterator[Finding]:

@@ -15,6 +15,8 @@ from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.errors import (
+    EmptyTurnError,
+    InvalidInputError,
     NoActiveRunError,
     OverloadedError,
     QueueFullError,
@@ -23,9 +25,12 @@ from turnwise.errors import (
     RunInterruptedError,
     RunNotFoundError,
     SessionBusyError,
+    SessionInUseError,
     SessionLostError,
     StoreError,
+    TooManyVersionsError,
     TurnNotFoundError,
+    TurnReplacedError,
     WaitTimeoutError,
 )
 from turnwise.memory.conversation.runs import IfBusy
@@ -45,6 +50,16 @@ DUE_S = 1.0
 
 SILENCE_S = 0.2
 """How long a run with `if_busy="debounce"` waits for silence, in seconds."""
+
+NOT_NOW = (
+    EmptyTurnError,
+    InvalidInputError,
+    SessionInUseError,
+    TooManyVersionsError,
+    TurnNotFoundError,
+    TurnReplacedError,
+)
+"""Why a turn is not answered anew: other prompts or runs wait, another caller did so first, or there is none."""
 
 IF_BUSY: tuple[IfBusy, ...] = (
     *("reject", "enqueue", "enqueue", "interrupt", "latest", "drop", "merge", "inject", "inject", "debounce"),
@@ -70,6 +85,10 @@ class Workload:
     """The rate of texts that a session says by itself."""
     sends: float = 0.03
     """The rate of messages to another session."""
+    reruns: float = 0.02
+    """The rate of turns that are answered anew, with another prompt."""
+    marks: float = 0.02
+    """The rate of marks of messages."""
     calls: float = 0.0
     """The rate of runs that ask for a call of the tool `look`, so that others can join them: see `FaultyEngine`."""
     agents: float = 0.0
@@ -116,7 +135,7 @@ class Caller:
             prompt = f"{self.session_id} {self._name} {number}"
             rates = self._workload
             others = {"append": rates.appends, "fork": rates.forks, "schedule": rates.schedules}
-            others |= {"say": rates.says, "send": rates.sends}
+            others |= {"say": rates.says, "send": rates.sends, "rerun": rates.reruns, "mark": rates.marks}
             (way,) = self._dice.choices([*others, "run"], [*others.values(), 1.0 - sum(others.values())])
             match way:
                 case "append":
@@ -129,6 +148,10 @@ class Caller:
                     await self._say(session, prompt)
                 case "send":
                     await self._send(session, prompt)
+                case "rerun":
+                    await self._rerun(session, prompt)
+                case "mark":
+                    await self._mark(session)
                 case _:
                     await self._run(session, prompt)
 
@@ -195,6 +218,30 @@ class Caller:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._end(run))  # it has no time limit
         await self._wait(run)
+
+    async def _rerun(self, session: AsyncSession, prompt: str) -> None:
+        """Answer the newest turn anew, unless another run is active or has just replaced it."""
+        called_at = self._acknowledged.clock()
+        settings: dict[str, Any] = {"idempotency_key": prompt, "timeout_s": self._workload.run_timeout_s}
+        try:
+            run = await self._repeat(lambda: session.rerun(prompt, **settings))
+        except NOT_NOW as error:
+            self._note(error)
+            await asyncio.sleep(AGAIN_S)
+            return
+        about: dict[str, Any] = {"run_id": run.run_id, "turn_index": run.turn_index}
+        self._acknowledged.stored(session.id, [prompt], called_at, **about)
+        await self._wait(run)
+
+    async def _mark(self, session: AsyncSession) -> None:
+        """Mark the first message of the newest turn, if that has ended."""
+        turn = await self._repeat(session.latest)
+        if turn is None:
+            return
+        try:
+            await self._repeat(lambda: session.mark(f"{session.id}#{turn.index}:0", self._name, self._dice.random()))
+        except (InvalidInputError, TurnNotFoundError) as error:
+            self._note(error)
 
     async def _run(self, session: AsyncSession, prompt: str) -> None:
         called_at = self._acknowledged.clock()

@@ -126,6 +126,10 @@ def named_in(namespace: str, prefix: str = "") -> list[str]:
     ]
 
 
+class OtherEngineError(AssertionError):
+    """A run was answered by the engine of who asked for it, and not by that of the program that began it."""
+
+
 async def orphan(store: str, namespace: str, folder: Path, placement: str) -> str:
     """Let a program make a session, its host and a memory, with large settings, and end; then kill their processes.
 
@@ -133,6 +137,7 @@ async def orphan(store: str, namespace: str, folder: Path, placement: str) -> st
         What came of it: the run went on, its session was gone, or the program could not begin, as the store was away.
 
     Raises:
+        OtherEngineError: it went on with another engine.
         AssertionError: the processes have not come back within `BACK_S`.
     """
     await asyncio.to_thread(folder.mkdir)
@@ -171,7 +176,8 @@ async def _is_back(manager: AsyncSessionManager, run_id: str, answer: str) -> st
         try:
             run = await manager.execution(run_id, user_id=USER)
             text = (await run.wait(BACK_S)).text
-            assert text == answer, f"another engine went on: {text}"
+            if text != answer:
+                raise OtherEngineError(f"another engine went on: {text}")
             await (await manager.get(run.session_id, user_id=USER)).memory.recall("rule 7")
             return "came back"
         except NotFoundError:

@@ -71,6 +71,8 @@ class AuditedStore:
     lease_deliveries, webhooks, change_webhook = map(passed_on, ("lease_deliveries", "webhooks", "change_webhook"))
     query, count, unsettled, expired = map(passed_on, ("query", "count", "unsettled", "expired"))
     ledger, forget_in_ledger = map(passed_on, ("ledger", "forget_in_ledger"))
+    quotas, quota_counters = map(passed_on, ("quotas", "quota_counters"))
+    set_quota, remove_quota, use_quotas = map(passed_on, ("set_quota", "remove_quota", "use_quotas"))
 
 
 def main() -> None:

@@ -7,7 +7,16 @@ from typing import Any
 
 from turnwise.actors.client.event_push import AsyncEventPush
 from turnwise.actors.client.session_host import AsyncSessionHost
-from turnwise.actors.client.shared.arguments import EventSink, Limit, Number, Text, WaitSeconds, checked, json_object
+from turnwise.actors.client.shared.arguments import (
+    EventSink,
+    Labels,
+    Limit,
+    Number,
+    Text,
+    WaitSeconds,
+    checked,
+    json_object,
+)
 from turnwise.actors.client.shared.event_page import EventPage
 from turnwise.actors.client.shared.provided_result import provided
 from turnwise.actors.client.shared.run_handle import RunHandle
@@ -115,23 +124,29 @@ class AsyncExecutionHandle(RunHandle):
         """
         return await self._host.cancel(reason, self.run_id)
 
-    @checked(name=Text)
-    async def add_event(self, name: str, data: Mapping[str, Any] | None = None) -> int:
+    @checked(name=Text, labels=Labels | None)
+    async def add_event(
+        self, name: str, data: Mapping[str, Any] | None = None, *, labels: Mapping[str, str] | None = None
+    ) -> int:
         """Add an event of your own to the run, at the end of its events so far; return its number. Durable on return.
 
         Readers of the run's events get a `CustomEvent` with this name and data. Tools and engines call
-        `context.event` instead.
+        `context.event` instead. If the run has ended, the event is of the run all the same: those who follow the run
+        stop before it, and get it by `events(after=...)` with the number of the run's last event. Readers of the
+        session's events and subscriptions get it as any other.
 
         Args:
             name: 1 to 256 characters.
             data: a JSON object of at most 1 MB.
+            labels: labels of this event, beside those of the run: `Session.events(labels=...)` finds it by them.
 
         Raises:
-            InvalidInputError: the run has ended, or the name or the data cannot be stored; nothing was stored.
+            InvalidInputError: the name, the data or the labels cannot be stored; nothing was stored.
+            SessionEndedError: the run and its session have ended; nothing was stored.
         """
         plain = None if data is None else json_object("data", data, MAX_EVENT_BYTES)
-        custom_event(name, plain)
-        return await self._host.ask(verbs.add_event(name, plain, new_id(), self.run_id))
+        custom_event(name, plain, labels)
+        return await self._host.ask(verbs.add_event(name, plain, new_id(), run_id=self.run_id, labels=labels))
 
     async def pending(self) -> list[PendingCall]:
         """Return the run's tool calls that wait for a decision, in the order in which the model made them.

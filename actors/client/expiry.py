@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from turnwise.actors.client import steps
@@ -20,6 +21,22 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.agents import agents_below
 from turnwise.memory.stores.base import SessionStore
+
+
+async def sweep_but_events(client: SessionsClient) -> None:
+    """Delete the sessions of a store that have expired, but for their events in the event store.
+
+    What cannot be deleted now, such as a session whose events have not arrived there, is left to the next sweep.
+    """
+    store, cursor = client.session_store, None
+    now = await steps.run(client.portal, store.now)
+    while True:
+        page = await steps.run(client.portal, store.expired, now, cursor=cursor, limit=PAGE)
+        for session in page:
+            with suppress(TurnwiseError):
+                await AsyncSessionHost(client, SessionRef.of(session)).delete_but_events(session.updated_at)
+        if (cursor := page.cursor) is None:
+            return
 
 
 async def sweep(client: SessionsClient, store: SessionStore, archive: Path | None, memory: bool) -> Swept:

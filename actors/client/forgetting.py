@@ -13,11 +13,18 @@ from turnwise.actors.client.webhooks import AsyncWebhook
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.memory.attached import Eraser
-from turnwise.errors import CorruptRecordError, KeyMissingError, SessionInUseError, SessionNotFoundError
+from turnwise.errors import (
+    CorruptRecordError,
+    KeyMissingError,
+    QuotaNotFoundError,
+    SessionInUseError,
+    SessionNotFoundError,
+)
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.base import Scope, is_read_only
 from turnwise.memory.longterm.retention.deletion import Erasure
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
+from turnwise.memory.quotas.records import EACH
 from turnwise.memory.stores.base import NO_CALLER
 from turnwise.memory.working.memory import forget_apart
 
@@ -25,7 +32,7 @@ _PAGE = 100
 
 
 async def forget(client: SessionsClient, store: AsyncStoreReads, user_id: str, *, verify: bool) -> Forgotten:
-    """Delete a user's sessions, memberships and webhooks, then what the client's memories keep.
+    """Delete a user's sessions, memberships, webhooks and quotas, then what memories keep.
 
     See `SessionManager.forget`.
     """
@@ -47,9 +54,12 @@ async def forget(client: SessionsClient, store: AsyncStoreReads, user_id: str, *
             # Without memories, which `forget` erases and verifies below.
             report += await AsyncSessionHost(client, SessionRef(key)).remove(memory=False, verify=False)
     await _leave_all(client, store, user_id)
+    if history := client.history_store:
+        await steps.run(client.portal, history.delete_user, user_id)
     webhooks = [webhook for webhook in await store.ask("webhooks") if webhook.user_id == user_id]
     for webhook in webhooks:
         await AsyncWebhook(client, store, webhook).delete()
+    await _remove_quotas(client, store, user_id)
     await store.ask("forget_in_ledger", user_id)
     scope = Scope(user_id=user_id)
     items: dict[str, int] = {}
@@ -79,6 +89,15 @@ async def _leave_all(client: SessionsClient, store: AsyncStoreReads, user_id: st
         if page.cursor is None:
             return
         cursor = page.cursor
+
+
+async def _remove_quotas(client: SessionsClient, store: AsyncStoreReads, user_id: str) -> None:
+    """Remove the quotas of one user."""
+    for quota in await store.ask("quotas"):
+        if quota.user_id == user_id != EACH:
+            with suppress(QuotaNotFoundError):  # it was removed meanwhile
+                await store.ask("remove_quota", quota.quota_id)
+    client.announce_quotas()
 
 
 async def clear(

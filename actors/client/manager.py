@@ -34,6 +34,7 @@ from turnwise.actors.client.shared.arguments import (
     IfExists,
     IfRaises,
     Instructions,
+    Labels,
     LedgerFields,
     Lifetime,
     Limit,
@@ -42,6 +43,7 @@ from turnwise.actors.client.shared.arguments import (
     Model,
     Params,
     ParentRun,
+    QuotaArg,
     RunId,
     Secret,
     SessionId,
@@ -56,7 +58,7 @@ from turnwise.actors.client.shared.arguments import (
     checks_init,
     json_object,
 )
-from turnwise.actors.client.shared.once_store import ONCE, once_client
+from turnwise.actors.client.shared.once_store import ONCE, once_client, once_url
 from turnwise.actors.client.shared.run_options import RunOptions
 from turnwise.actors.client.shared.sessions_client import DEFAULT_STORE, HistoryArgument, SessionsClient, StoreArgument
 from turnwise.actors.client.store_reads import AsyncStoreReads
@@ -68,8 +70,8 @@ from turnwise.actors.hosting.wire import HostInfo, SessionRef
 from turnwise.actors.inference.engine import EngineBuilder, Selective, check_taken
 from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines, as_engine, engine_named
 from turnwise.actors.inference.observing import Telemetry
+from turnwise.actors.session.acting import Acting, check_member
 from turnwise.actors.session.config import SessionConfig
-from turnwise.actors.session.state.acting import Acting, check_member
 from turnwise.errors import (
     InvalidInputError,
     ReadOnlyStoreError,
@@ -77,6 +79,7 @@ from turnwise.errors import (
     SessionExistsError,
     SessionNotFoundError,
     SessionOwnerError,
+    TurnwiseError,
     shown,
 )
 from turnwise.memory.archive.expiry import Swept
@@ -87,6 +90,7 @@ from turnwise.memory.conversation.model_params import ModelParams, merged
 from turnwise.memory.conversation.prompts import Prompt, takes_all
 from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord, SessionStatus
+from turnwise.memory.conversation.views.event_filter import event_filter
 from turnwise.memory.conversation.views.message_formats import MessageFormat
 from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.deliveries.webhooks import (
@@ -98,10 +102,12 @@ from turnwise.memory.deliveries.webhooks import (
 )
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
+from turnwise.memory.quotas.records import Quota, QuotaUse
 from turnwise.memory.stores.base import NO_CALLER, Page, SessionOrder
 from turnwise.memory.stores.encrypted.records import check_session, is_sealed
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.marks import count_marks_of, find_marks
+from turnwise.memory.stores.quotas import count_run, quota_uses, take_back
 from turnwise.memory.stores.reading import page_of_deliveries
 from turnwise.memory.stores.search.finding import SearchHit, SearchOrder, find_messages
 from turnwise.memory.stores.search.query import parse_query
@@ -192,7 +198,17 @@ class AsyncSessionManager:
         )
         self._store = AsyncStoreReads(self._client, is_encrypted=encryption is not None)
         self._once = AsyncOnce(
-            self._client.runtime, partial(once_client, namespace, engine, self._config, self._client)
+            self._client.runtime,
+            once_url(self._client),
+            partial(
+                once_client,
+                namespace,
+                engine,
+                self._config,
+                self._client,
+                history_store=history_store,
+                encryption=encryption,
+            ),
         )
         self._subscriptions: Any = []
         """Those to close with the manager."""
@@ -433,11 +449,16 @@ class AsyncSessionManager:
         engine: str | None = None,
         **options: Unpack[RunOptions],
     ) -> AsyncExecutionHandle:
-        """Start a run without a history and without memories, of which nothing is stored.
+        """Start a run without a history and without memories, of which this manager's store keeps nothing.
+
+        If the manager has a history store, that one keeps the run's events, under the handle's session id and the user,
+        until `forget` deletes them; they arrive there soon after they happened. Otherwise nothing is stored.
 
         It has a session of its own in the memory of the Ray cluster. The handle waits, streams and cancels as any
         other, from any process; a minute after the run has ended it may be gone, and then its methods raise
-        SessionNotFoundError. The run is lost with its process or its node. It is in no list of this manager.
+        SessionNotFoundError. The run is lost with its process or its node. It is in no list of this manager. Quotas
+        count it as a run, and refuse it once they are used up, whatever they do with others; they do not count what it
+        spends.
 
         Args:
             prompts: what the model is given.
@@ -448,10 +469,16 @@ class AsyncSessionManager:
             options: see `Session.run`.
 
         Raises:
+            QuotaExceededError: a quota is used up; nothing was started.
             InvalidInputError, EmptyTurnError, InvalidPromptError: nothing was started; see `Session.run`.
         """
         client, session = await self._open_once(user_id, agent, metadata, engine)
-        return await AsyncSession(client, SessionRef.of(session), agent).run(*prompts, **options)
+        counts = await self._store.run(lambda store: count_run(store, session.user_id, agent))
+        try:
+            return await AsyncSession(client, SessionRef.of(session), agent).run(*prompts, **options)
+        except TurnwiseError:
+            await self._store.run(lambda store: take_back(store, counts))
+            raise
 
     @checked(user_id=UserId | None, agent=AgentName | None, engine=EngineName | None)
     async def _open_once(
@@ -694,6 +721,7 @@ class AsyncSessionManager:
         agent=AgentName | None,
         state=RunState | None,
         parent=ParentRun | None,
+        labels=Labels | None,
         since=Time | None,
         cursor=Text | None,
         limit=Limit,
@@ -705,6 +733,7 @@ class AsyncSessionManager:
         agent: str | None = None,
         state: RunState | None = None,
         parent: str | None = None,
+        labels: Mapping[str, str] | None = None,
         since: float | None = None,
         cursor: str | None = None,
         limit: int = 100,
@@ -718,13 +747,14 @@ class AsyncSessionManager:
         Args:
             state: only runs in this state.
             parent: only runs that were started on behalf of this run: see `Session.run`.
+            labels: only runs that have all of these labels.
             since: only runs that were created at this time or later, in seconds since the epoch.
         """
         query: dict[str, Any] = {"user_id": user_id, "agent": agent, "cursor": cursor, "limit": limit, "since": since}
         states = None if state is None else (state,)
         await self._start.done()
         runs: Page[RunRecord] = await self._store.run(
-            lambda store: find_runs(store, states=states, parent=parent, **query)
+            lambda store: find_runs(store, states=states, parent=parent, labels=labels or {}, **query)
         )
         return runs
 
@@ -734,6 +764,7 @@ class AsyncSessionManager:
         user_id=UserId | None,
         agent=AgentName | None,
         kinds=StoredKinds | None,
+        labels=Labels | None,
         cursor=Text | None,
         if_raises=IfRaises,
     )
@@ -745,6 +776,7 @@ class AsyncSessionManager:
         user_id: str | None = None,
         agent: str | None = None,
         kinds: Sequence[str] | None = None,
+        labels: Mapping[str, str] | None = None,
         cursor: str | None = None,
         if_raises: IfRaises = "repeat",
     ) -> AsyncSubscription:
@@ -762,6 +794,7 @@ class AsyncSessionManager:
             session_id: only the events of this session of the user, who is "default" if omitted; otherwise those of all
                 sessions of `user_id` and `agent`, or of all users and agents.
             kinds: only events of these kinds, such as `["run_completed", "run_failed"]`.
+            labels: only events that have all of these labels: those of their run, and their own.
             cursor: go on after the events that an earlier subscription with the same filters has handed out: its
                 `cursor`.
             if_raises: with "skip", the function gets the next event after one at which it raised; the error is logged.
@@ -778,7 +811,8 @@ class AsyncSessionManager:
             session.key if session else None,
             await self._store.now(),
         )
-        feed = AsyncEventFeed(self._client, query, session=key, kinds=kinds, start_time=now, cursor=cursor)
+        only = event_filter(kinds, labels)
+        feed = AsyncEventFeed(self._client, query, session=key, only=only, start_time=now, cursor=cursor)
         subscription = AsyncSubscription(feed, on_event, if_raises)
         self._subscriptions.append(subscription)
         return subscription
@@ -847,6 +881,46 @@ class AsyncSessionManager:
             AsyncWebhook(self._client, self._store, record) for record in records if user_id in (None, record.user_id)
         ]
 
+    @checked(quota=QuotaArg)
+    async def set_quota(self, quota: Quota) -> None:
+        """Limit what may be used in a period, from now on: `Quota(user_id="*", runs=100, per="day")`.
+
+        A quota with another limit for the same replaces the earlier one, and what is used stays counted. It counts what
+        is used after it was set. Sessions in processes of Ray hold it within ten seconds, those of this process at
+        once.
+
+        Raises:
+            InvalidInputError: it cannot be used, or the store has 100 quotas.
+        """
+        self._check_writes("*", "set_quota")
+        await self._start.done()
+        await self._store.ask("set_quota", quota)
+        self._client.announce_quotas()
+
+    @checked(quota_id=Text)
+    async def remove_quota(self, quota_id: str) -> None:
+        """Remove a quota, by its `quota_id`; it limits nobody any more, within ten seconds.
+
+        Raises:
+            QuotaNotFoundError: there is none with this id.
+        """
+        self._check_writes("*", "remove_quota")
+        await self._start.done()
+        await self._store.ask("remove_quota", quota_id)
+        self._client.announce_quotas()
+
+    @checked(user_id=UserId | None, agent=AgentName | None)
+    async def quotas(self, *, user_id: str | None = None, agent: str | None = None) -> Sequence[QuotaUse]:
+        """Return the quotas that limit a user and an agent, with what is used of them in the present period.
+
+        Args:
+            user_id: whose quotas; without it, all quotas, and those of each user (`"*"`) do not say what is used.
+            agent: only those that limit this agent's sessions, likewise.
+        """
+        await self._start.done()
+        uses: Sequence[QuotaUse] = await self._store.run(lambda store: quota_uses(store, user_id, agent))
+        return uses
+
     @checked(user_id=UserId | None, agent=AgentName | None, since=Day | None, until=Day | None, by=LedgerFields)
     async def usage(
         self,
@@ -884,6 +958,8 @@ class AsyncSessionManager:
     async def forget(self, user_id: str, *, verify: bool = True) -> Forgotten:
         """Delete a user's sessions, webhooks and what this manager's memories keep; return what was removed.
 
+        The user's events in the event store go too, those of `run_once` among them.
+
         Active runs are cancelled. The sessions are deleted first, so that they save nothing while memories are cleared.
         The call may be repeated, and must be repeated if it fails halfway. What other users said about this user stays
         in their own memories. The user leaves the sessions of others, in which what the user has said stays. What the
@@ -898,6 +974,7 @@ class AsyncSessionManager:
         """
         self._check_writes("*", "forget")
         await self._start.done()
+        await self._once.forget(user_id)
         return await forget(self._client, self._store, user_id, verify=verify)
 
     @checked(user_id=UserId, agent=AgentName | None, keep_last=Count, memory=bool, verify=bool)

@@ -16,6 +16,7 @@ from turnwise.errors import SessionNotFoundError
 from turnwise.memory.conversation.prompts import Prompt, plain_prompts
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionRecord
 from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.stores.quotas import check_quotas
 from turnwise.memory.values.ids import check_id, new_id
 
 
@@ -58,13 +59,14 @@ async def open_for_run(
 async def check_first_run(
     manager: AsyncSessionManager, fresh: SessionRecord, prompts: Sequence[Prompt], options: RunOptions
 ) -> None:
-    """Raise what the first run of a new session would raise. Stores nothing, and asks no other process."""
+    """Raise what the first run of a new session would raise. Stores nothing, and asks only the store."""
     builder = _engine_of(manager, fresh.engine, fresh.session_id)
     store = InMemoryStore()
     await store.create(fresh)
     core = SessionCore(fresh.key, store, builder, manager.config)
     settings = await asyncio.to_thread(settings_of, options)  # which may have large schemas
     await core.admission.check_start(plain_prompts(fresh.session_id, tuple(prompts)), **settings)
+    await manager._store.run(lambda store: check_quotas(store, fresh.user_id, fresh.agent))  # noqa: SLF001 - likewise
 
 
 async def check_start(session: AsyncSession, prompts: Sequence[Prompt], options: RunOptions) -> str | None:

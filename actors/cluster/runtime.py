@@ -87,6 +87,9 @@ class RayRuntime:
         spec = _spec_of(place, setup)
         return StoreLook(DispatcherProcess(self._namespace, store_id, self._placement, spec), store_id)
 
+    def announce_quotas(self, store_id: str) -> None:
+        """See `Runtime.announce_quotas`. Actors notice by themselves."""
+
     def announce_webhooks(self, store_id: str) -> None:
         """See `Runtime.announce_webhooks`. Actors notice by themselves."""
 

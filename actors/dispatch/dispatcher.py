@@ -17,6 +17,7 @@ from turnwise.errors import (
     ConfigError,
     DeliveryChangedError,
     InvalidInputError,
+    QuotaExceededError,
     SessionEndedError,
     SessionLostError,
     SessionNotFoundError,
@@ -430,9 +431,12 @@ class Dispatcher:
         now, settings = self._now(), self._settings
         why = str(error) if isinstance(error, TurnwiseError) else f"{type(error).__name__}: {error}"
         why = why.encode(errors="replace").decode()[:MAX_WHY_CHARS]
-        if _is_final(delivery, error) or now - delivery.occurs_at > settings.give_up_s:
+        is_late = now - delivery.occurs_at > settings.give_up_s and not isinstance(error, QuotaExceededError)
+        if _is_final(delivery, error) or is_late:
             following = delivery.after_occurrence(now)
             return replace(following, why=why) if following else delivery.after_failure(why, None)
+        if isinstance(error, QuotaExceededError):
+            return replace(delivery.after_failure(why, error.resets_at), attempts=delivery.attempts)
         pauses = GrowingPauses(settings.first_pause_s, settings.longest_pause_s, failures=delivery.attempts)
         return delivery.after_failure(why, now + pauses.next_s())
 

@@ -154,6 +154,12 @@ class Runtime(Protocol):
         Also says that sessions' processes start as this manager starts them, from now on.
         """
 
+    def announce_quotas(self, store_id: str) -> None:
+        """Say that quotas of a store were changed. Does not wait.
+
+        Processes of other runtimes notice by themselves: see `QuotaBook`.
+        """
+
     def announce_webhooks(self, store_id: str) -> None:
         """Say that webhooks of a store were changed, or that their calls are due again. Does not wait.
 

@@ -16,8 +16,8 @@ from turnwise.actors.hosting.waits import Waits
 from turnwise.actors.hosting.wire import EngineWanted, Message
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.memory.session_memory_access import SessionMemoryAccess
+from turnwise.actors.session.acting import acting_as, check_member
 from turnwise.actors.session.core import SessionCore
-from turnwise.actors.session.state.acting import acting_as, check_member
 from turnwise.actors.session.state.reads import SessionReads
 from turnwise.errors import CorruptRecordError, TurnwiseError
 from turnwise.memory.conversation.sessions import SessionKey
@@ -188,9 +188,13 @@ class SessionService:
     def _reader(self, reads: SessionReads) -> Reader:
         return Reader(reads, os.getpid(), self._node_id)
 
-    async def delete(self, *, memory: bool, verify: bool, updated_at: float | None) -> Forgotten:
+    async def delete(
+        self, *, memory: bool, verify: bool, updated_at: float | None, keeps_events: bool = False
+    ) -> Forgotten:
         """Delete the session; see `Forgetting.delete`."""
-        report = await self.core.forgetting.delete(memory=memory, verify=verify, updated_at=updated_at)
+        report = await self.core.forgetting.delete(
+            memory=memory, verify=verify, updated_at=updated_at, keeps_events=keeps_events
+        )
         self.is_deleted = True
         return report
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from turnwise.actors.hosting.wire import Message, SessionRef
 from turnwise.actors.memory.session_memory_access import SessionMemoryAccess
-from turnwise.actors.session.state.acting import Acting, check_member
+from turnwise.actors.session.acting import Acting, check_member
 from turnwise.memory.conversation.sessions import MemberRole
 
 if TYPE_CHECKING:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from turnwise.memory.conversation.sessions import MemberRole, SessionKey, SessionRecord
     from turnwise.memory.conversation.turns import Turn
     from turnwise.memory.conversation.views.chat_messages import ChatMessage
+    from turnwise.memory.conversation.views.event_filter import EventFilter
     from turnwise.memory.deliveries.records import Delivery, Missed
     from turnwise.memory.deliveries.schedules import When
     from turnwise.memory.longterm.retention.deletion_report import Forgotten
@@ -143,11 +144,11 @@ async def events(
     limit: int,
     *,
     run_id: str | None = None,
-    kinds: frozenset[str] | None = None,
+    only: EventFilter | None = None,
 ) -> Waited[tuple[list[Event], int, bool]]:
     """Wait for events of the session or of one run; return them, the number to continue after, and if that is all."""
-    events, last, is_all = await reader.reads.events(after, limit, run_id=run_id, kinds=kinds, timeout_s=timeout_s)
-    return Waited((events, last, is_all), bool(events) if kinds is not None else is_all or last > after)
+    events, last, is_all = await reader.reads.events(after, limit, run_id=run_id, only=only, timeout_s=timeout_s)
+    return Waited((events, last, is_all), bool(events) if only else is_all or last > after)
 
 
 # Prompts and runs
@@ -266,10 +267,16 @@ async def hear(service: SessionService, run_id: str, agent: str) -> None:
 
 @changes(role="member")
 async def add_event(
-    service: SessionService, name: str, data: Mapping[str, Any] | None, key: str, run_id: str | None = None
+    service: SessionService,
+    name: str,
+    data: Mapping[str, Any] | None,
+    key: str,
+    *,
+    run_id: str | None = None,
+    labels: Mapping[str, str] | None = None,
 ) -> int:
     """Store an event of the caller's, of a run or of the session; return its number."""
-    return await service.core.additions.add_event(name, data, key, run_id)
+    return await service.core.additions.add_event(name, data, key, run_id=run_id, labels=labels)
 
 
 # Runs that begin later
@@ -444,9 +451,11 @@ async def agents(reader: Reader) -> list[SessionKey]:
 
 
 @changes()
-async def delete(service: SessionService, *, verify: bool, updated_at: float | None) -> Forgotten:
-    """Delete the session, and nothing that memories have of it."""
-    return await service.delete(memory=False, verify=verify, updated_at=updated_at)
+async def delete(
+    service: SessionService, *, verify: bool, updated_at: float | None, keeps_events: bool = False
+) -> Forgotten:
+    """Delete the session, and nothing that memories have of it, nor what an event store is to keep of it."""
+    return await service.delete(memory=False, verify=verify, updated_at=updated_at, keeps_events=keeps_events)
 
 
 @changes(needs_engine=True)

@@ -16,6 +16,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.state.alarm import NO_ALARM, Alarm
 from turnwise.actors.session.state.outbox import WebhookOutbox
+from turnwise.actors.session.state.quota_book import QuotaBook
 from turnwise.errors import ConfigError, EngineLimitError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.event_store.base import HistoryStore
@@ -62,6 +63,7 @@ class WorkerResources:
         self.alarm: Alarm = NO_ALARM
         """Who is told of the deliveries of the process's sessions. Set it before the first core is made."""
         self._outbox: WebhookOutbox | None = None
+        self._quotas: QuotaBook | None = None
         self._pickled = {**(other_engines or {}), engine_id: engine}
         self._loads = loads
         self._open_store = open_store
@@ -151,6 +153,7 @@ class WorkerResources:
             engine_id=override.engine_id,
             alarm=self.alarm,
             outbox=self._find_outbox(),
+            quotas=self._find_quotas(),
         )
         self.assign_runs(core, override)
         return core
@@ -159,6 +162,16 @@ class WorkerResources:
         """Have the sessions' next commits tell webhooks as they are in the store now, since they were changed."""
         if self._outbox:
             self._outbox.forget()
+
+    def forget_quotas(self) -> None:
+        """Have the sessions' next commits know the store's quotas as they are now, since they were changed."""
+        if self._quotas:
+            self._quotas.forget()
+
+    def _find_quotas(self) -> QuotaBook:
+        if self._quotas is None:
+            self._quotas = QuotaBook(self._stores[0])
+        return self._quotas
 
     def _find_outbox(self) -> WebhookOutbox:
         if self._outbox is None:

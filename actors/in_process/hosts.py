@@ -123,6 +123,13 @@ class Host:
         if self._dispatcher:
             self._dispatcher.wake()
 
+    def announce_quotas(self) -> None:
+        """Hold quotas as they are in the store now. Does not wait; what is asked of the host later comes after it."""
+        LOOP.submit(self._forget_quotas())
+
+    async def _forget_quotas(self) -> None:
+        self._resources.forget_quotas()
+
     def announce_webhooks(self) -> None:
         """Tell webhooks as they are in the store now, and send what is due. Does not wait."""
         LOOP.submit(self._announce_webhooks())

@@ -119,6 +119,11 @@ class InProcessRuntime:
     def look_for_deliveries(self, store_id: str, place: StoreSpec, setup: tuple[str, bytes]) -> None:
         """See `Runtime.look_for_deliveries`. The host has begun when the manager opened it."""
 
+    def announce_quotas(self, store_id: str) -> None:
+        """See `Runtime.announce_quotas`."""
+        if host := HOSTS.find(store_id):
+            host.announce_quotas()
+
     def announce_webhooks(self, store_id: str) -> None:
         """See `Runtime.announce_webhooks`."""
         if host := HOSTS.find(store_id):

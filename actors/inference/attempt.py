@@ -68,6 +68,9 @@ class RunCallbacks(Protocol):
     async def store_added(self, run: ActiveRun) -> None:
         """Store the events that the run's engine has added, unless another commit has stored them. Raises nothing."""
 
+    async def store_input(self, attempt: Attempt, blocks: Sequence[Block]) -> None:
+        """See `StepContext.store_input`."""
+
     async def record(
         self,
         attempt: Attempt,
@@ -308,8 +311,10 @@ class Attempt:
     def _timeline(self) -> Timeline:
         return Timeline(self.add_event, self.run.run_id)  # not kept: it would be a reference cycle
 
-    def event(self, name: str, data: Mapping[str, Any] | None = None) -> None:
-        self._timeline.event(name, data)
+    def event(
+        self, name: str, data: Mapping[str, Any] | None = None, *, labels: Mapping[str, str] | None = None
+    ) -> None:
+        self._timeline.event(name, data, labels=labels)
 
     def note(self, text: str) -> None:
         self._timeline.note(text)
@@ -420,6 +425,11 @@ class Attempt:
             raise _ended()
         self._end_part()
         return await self._callbacks.record(self, list(map(_storable, blocks)), events, calls or {}, suspends=suspends)
+
+    async def store_input(self, blocks: Sequence[Block]) -> None:
+        if self.closed:
+            raise _ended()
+        await self._callbacks.store_input(self, list(map(_storable, blocks)))
 
     async def make_room(self, *, too_long: bool = False) -> Turn:
         if self.closed:

@@ -136,6 +136,9 @@ class CompletionContext:
     ) -> NoReturn:
         self.end_call()
 
+    async def store_input(self, blocks: Sequence[Block]) -> None:
+        """Do nothing: the request belongs to no conversation."""
+
     async def make_room(self, *, too_long: bool = False) -> NoReturn:
         self.end_call()
 

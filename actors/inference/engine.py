@@ -135,7 +135,9 @@ class StepContext(RunContext, Protocol):
     def publish(self, kind: type[Event], **values: Any) -> None:
         """Publish a live event, which is not stored."""
 
-    def event(self, name: str, data: Mapping[str, Any] | None = None) -> None:
+    def event(
+        self, name: str, data: Mapping[str, Any] | None = None, *, labels: Mapping[str, str] | None = None
+    ) -> None:
         """Add an event of your own to the run: a `CustomEvent`, stored in order with the run's other events.
 
         Returns at once, from any thread. The event is stored with the run's next commit, or in one of its own right
@@ -144,9 +146,10 @@ class StepContext(RunContext, Protocol):
         Args:
             name: 1 to 256 characters.
             data: a JSON object of at most 1 MB.
+            labels: labels of this event, beside those of the run: `Session.events(labels=...)` finds it by them.
 
         Raises:
-            InvalidInputError: the name or the data cannot be stored.
+            InvalidInputError: the name, the data or the labels cannot be stored.
         """
 
     def note(self, text: str) -> None:
@@ -213,6 +216,19 @@ class StepContext(RunContext, Protocol):
         Raises:
             EngineError: the run's outcome is decided already; nothing was stored.
             StoreError: it could not be stored within `SessionConfig.store_retry_s`.
+        """
+
+    async def store_input(self, blocks: Sequence[Block]) -> None:
+        """Store blocks in place of the input of the run's turn; later turns continue them. Durable on return.
+
+        Blocks that the input has stay where they are; the others are added to the turn's prompts. Recalled blocks are
+        left out. If nothing differs, nothing is stored.
+
+        Args:
+            blocks: all blocks of the turn, which end with what the run has recorded.
+
+        Raises:
+            EngineError: they do not end with it, or a block cannot be stored; nothing was stored.
         """
 
     async def make_room(self, *, too_long: bool = False) -> Turn:

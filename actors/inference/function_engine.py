@@ -15,6 +15,7 @@ from pydantic import PlainValidator
 
 from turnwise.actors.inference.blocking_calls import on_thread
 from turnwise.actors.inference.engine import RunContext, SessionView, StepContext
+from turnwise.actors.inference.middleware import Middleware, wrap
 from turnwise.actors.inference.tools.loop import ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import Tool
@@ -38,6 +39,12 @@ Answer: TypeAlias = (
 """What a function returns: one piece, all pieces, or pieces as they come."""
 
 Function: TypeAlias = Callable[[Turn], Answer] | Callable[[Turn, RunContext], Answer]
+
+
+def _layers(middleware: Any) -> tuple[Middleware, ...]:
+    if not isinstance(middleware, Sequence) or not all(isinstance(layer, Middleware) for layer in middleware):
+        raise ValueError("must be a list, of which each has run(); see Middleware")
+    return tuple(middleware)
 
 
 def _of_a_turn(function: Any) -> Any:
@@ -69,6 +76,7 @@ class FunctionEngine:
             results in `turn.output`.
         takes: the settings of runs that the function applies: `model` and names of `ModelParams`, which are in
             `context.model` and `context.params`. Runs with other settings are refused.
+        middleware: wraps each call of the function; the first is outermost.
 
     A run with `output=` checks the answer, which must be JSON; its type is in `context.output_type`.
 
@@ -80,6 +88,7 @@ class FunctionEngine:
     _: KW_ONLY
     tools: Annotated[ToolRegistry | Sequence[Tool], PlainValidator(registry_of)] = ()
     takes: SettingsTaken = ()
+    middleware: Annotated[Sequence[Middleware], PlainValidator(_layers)] = ()
     output_type: FrozenDict | None = None
     """Set by `answering`: the type of answers for runs without one."""
 
@@ -96,7 +105,7 @@ class FunctionEngine:
 
     def build(self, session: SessionView) -> ToolLoop:
         """Return a runner that calls the function."""
-        runner = _FunctionRunner(self.function, self.output_type)
+        runner = wrap(_FunctionRunner(self.function, self.output_type), self.middleware)
         return ToolLoop(runner, registry_of(self.tools), output_type=self.output_type)
 
 

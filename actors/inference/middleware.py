@@ -21,8 +21,11 @@ class Middleware(Protocol):
     async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[AnyBlock]:
         """Return an answer: that of `runner.run(turn, context)`, which is the rest of the chain, or another one.
 
-        To show the model other blocks, pass `turn.showing(blocks)` to the runner; the history does not change. Do not
-        suppress asyncio's cancellation. An exception fails the run.
+        To show the model other blocks, pass `turn.showing(blocks)` to the runner; the history does not change. With
+        `turn.showing(blocks, store=True)` it does, before the model is asked: the run's turn and later ones have these
+        blocks, and those that are new belong to the turn's prompts. What the run has answered so far must stay at the
+        end. A middleware is called for each step, so look whether the turn has the blocks already. Do not suppress
+        asyncio's cancellation. An exception fails the run.
         """
 
 
@@ -37,8 +40,22 @@ class _Link:
         return await self._middleware.run(turn, context, self._runner)
 
 
+class _Storing:
+    """The innermost link, which stores the blocks of a turn that is to be stored, before the model gets them."""
+
+    def __init__(self, runner: InferenceRunner) -> None:
+        self._runner = runner
+
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
+        if turn.is_to_store:
+            await context.store_input(turn.blocks)
+        return await self._runner.run(turn, context)
+
+
 def wrap(runner: InferenceRunner, middleware: Sequence[Middleware]) -> InferenceRunner:
     """Return the runner within the middleware; the first listed is outermost."""
+    if middleware:
+        runner = _Storing(runner)
     for outer in reversed(middleware):
         runner = _Link(outer, runner)
     return runner
@@ -51,13 +68,15 @@ class SystemPrompt:
     text: str
     if_present: Literal["replace", "keep"] = "replace"
     """What happens to a system prompt in the conversation."""
+    store: bool = False
+    """Whether the conversation has it from then on, in place of others."""
 
     async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[AnyBlock]:
         """See `Middleware`."""
         present = [block for block in turn.blocks if isinstance(block, System)]
         prompt = present[-1] if present and self.if_present == "keep" else System(text=self.text)
         rest = [block for block in turn.blocks if not isinstance(block, System)]
-        return await runner.run(turn.showing([prompt, *rest]), context)
+        return await runner.run(turn.showing([prompt, *rest], store=self.store), context)
 
 
 @dataclass(frozen=True)

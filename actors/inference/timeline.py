@@ -41,9 +41,11 @@ class Timeline:
         self._run_id = run_id
         self._call_id = call_id
 
-    def event(self, name: str, data: Mapping[str, Any] | None = None) -> None:
+    def event(
+        self, name: str, data: Mapping[str, Any] | None = None, *, labels: Mapping[str, str] | None = None
+    ) -> None:
         """See `StepContext.event`."""
-        self._add(CustomEvent, {**custom_event(name, data), "step": self._step})
+        self._add(CustomEvent, {**custom_event(name, data, labels), "step": self._step})
 
     def note(self, text: str) -> None:
         """See `StepContext.note`."""
@@ -71,15 +73,25 @@ class Timeline:
         return within[1] if within and within[0] == self._run_id else self._call_id
 
 
-def custom_event(name: str, data: Mapping[str, Any] | None) -> dict[str, Any]:
+def custom_event(name: str, data: Mapping[str, Any] | None, labels: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the fields of a `CustomEvent`.
 
     Raises:
-        InvalidInputError: the name is no id of 1 to 256 characters, or the data is no JSON object or is too large.
+        InvalidInputError: the name is no id of 1 to 256 characters, the data is no JSON object, the labels are no
+            mapping of texts to texts, or one is too large.
     """
     if data is not None and not isinstance(data, Mapping):
         raise InvalidInputError("data", shown(data), "must be a JSON object: a mapping")
-    return {"name": _checked_name(name), "data": plain_json("data", data or {}, MAX_EVENT_BYTES)}
+    fields = {"name": _checked_name(name), "data": plain_json("data", data or {}, MAX_EVENT_BYTES)}
+    return fields | {"labels": _checked_labels(labels)} if labels else fields
+
+
+def _checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    is_text = isinstance(labels, Mapping) and all(isinstance(text, str) for pair in labels.items() for text in pair)
+    if not is_text:
+        raise InvalidInputError("labels", shown(labels), "must be a mapping of texts to texts")
+    plain: dict[str, str] = plain_json("labels", labels, MAX_EVENT_BYTES)
+    return plain
 
 
 def _checked_name(name: str) -> str:

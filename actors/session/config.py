@@ -9,7 +9,7 @@ from typing import Literal
 from turnwise.actors.inference.observing import Telemetry
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.engines.budget import Budget, Price
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, InvalidInputError, shown
 from turnwise.memory.tokens.counter import TokenCounter
 from turnwise.memory.values.checked_settings import Count, PositiveCount, PositiveSeconds, Seconds, checked_settings
 
@@ -81,8 +81,13 @@ class SessionConfig:
     max_metadata_bytes: PositiveCount = 65_536
     """The largest metadata of a session, as UTF-8 JSON."""
 
+    storage_limit: PositiveCount | None = None
+    """How many blocks (prompts, answers, calls and results) a session keeps stored. Above it, the oldest turns go for
+    good once no run is active or queued, with their events, and with the summaries that they are part of. The newest
+    turn stays, and so do turns that a memory has yet to get. Long-term memories keep what they have."""
+
     max_labels: Count = 64
-    """The maximum number of labels of a run."""
+    """The maximum number of labels of a run, and of an event that a caller adds."""
 
     max_label_chars: PositiveCount = 256
     """The maximum number of characters of a label's name, and of its value."""
@@ -104,3 +109,12 @@ class SessionConfig:
         window, reserve = self.max_context_tokens, self.reserve_output_tokens
         if reserve is not None and window is not None and reserve >= window:
             raise ConfigError("reserve_output_tokens", reserve, f"must be less than max_context_tokens, {window}")
+
+    def check_labels(self, labels: Mapping[str, str]) -> None:
+        """Raise InvalidInputError for more or longer labels than these settings allow."""
+        if len(labels) > self.max_labels:
+            raise InvalidInputError("labels", shown(labels), f"must be at most {self.max_labels}, not {len(labels)}")
+        for text in (*labels, *labels.values()):
+            if len(text) > self.max_label_chars:
+                reason = f"must be at most {self.max_label_chars} characters long, not {len(text)}"
+                raise InvalidInputError("labels", shown(text), reason)

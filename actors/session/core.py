@@ -21,6 +21,7 @@ from turnwise.actors.session.history.forking import Forking
 from turnwise.actors.session.history.importing import Importing
 from turnwise.actors.session.history.marking import Marking
 from turnwise.actors.session.history.membership import Membership
+from turnwise.actors.session.history.pruning import Pruning
 from turnwise.actors.session.history.titles import Titles
 from turnwise.actors.session.history.versions import Versions
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
@@ -31,6 +32,7 @@ from turnwise.actors.session.runs.agents import AgentCalls
 from turnwise.actors.session.runs.approvals import Approvals
 from turnwise.actors.session.runs.inbox import Inbox
 from turnwise.actors.session.runs.prompt_joining import PromptJoining
+from turnwise.actors.session.runs.quota_checks import QuotaChecks
 from turnwise.actors.session.runs.recovery import Recovery
 from turnwise.actors.session.runs.run_driver import RunDriver
 from turnwise.actors.session.runs.scheduling import Scheduling
@@ -40,6 +42,7 @@ from turnwise.actors.session.state.alarm import NO_ALARM, Alarm
 from turnwise.actors.session.state.journal import Journal
 from turnwise.actors.session.state.outbox import NO_OUTBOX, Outbox
 from turnwise.actors.session.state.ownership import Ownership
+from turnwise.actors.session.state.quota_book import QuotaBook
 from turnwise.actors.session.state.reads import LiveSource, SessionReads
 from turnwise.actors.session.state.session_tasks import SessionTasks
 from turnwise.actors.session.state.state import SessionState
@@ -64,7 +67,7 @@ class SessionCore:
        waiter wakes.
     2. What a call has stored is durable when the call returns. A commit (blocks, turns, runs, events) is stored whole
        or not at all.
-    3. A run has exactly one terminal event, and it is that run's last.
+    3. A run has exactly one terminal event, and it is that run's last; only what callers add comes behind it.
     4. The next request to a provider is always valid, whatever was cancelled, failed or crashed.
     5. A late result changes nothing, whether an engine ignored a cancel or another process has taken over the session:
        the run's context is closed, and the store refuses the stale epoch.
@@ -92,6 +95,7 @@ class SessionCore:
         engine_id: str = "",
         alarm: Alarm = NO_ALARM,
         outbox: Outbox = NO_OUTBOX,
+        quotas: QuotaBook | None = None,
     ) -> None:
         self.session_id = key.session_id
         run_resources = RunResources(
@@ -102,7 +106,7 @@ class SessionCore:
         self.engines = engines = SessionEngines(run_resources, state, tasks, off_loop)
         progress, spending = SavingProgress(engines), Spending(state, engines)
         self.transactor = transactor = Transactor(
-            state, tasks, engines, progress, recover=self._recover, alarm=alarm, outbox=outbox
+            state, tasks, engines, progress, recover=self._recover, alarm=alarm, outbox=outbox, quotas=quotas
         )
         self.reads = SessionReads(LiveSource(state, transactor.loaded))
         bill = SideBill(spending, transactor)
@@ -113,8 +117,20 @@ class SessionCore:
         self.next_window = NextWindow(state, transactor, engines, plans, self.compaction)
         fitting = RequestFitting(state, transactor, plans, self.compaction, self.retrieval)
         titles = Titles(state, transactor, engines, tasks, spending=spending, bill=bill)
+        self.forgetting = Forgetting(
+            state,
+            transactor,
+            engines,
+            compaction=self.compaction,
+            retrieval=self.retrieval,
+            ingestion=self.ingestion,
+            progress=progress,
+            alarm=alarm,
+        )
+        self._pruning = pruning = Pruning(state, transactor, engines, tasks, self.forgetting)
         joining = PromptJoining(state, engines, spending)
         agents = AgentCalls(state, spending)
+        quota_checks = QuotaChecks(state, quotas)
         driver = RunDriver(
             state,
             transactor,
@@ -129,6 +145,8 @@ class SessionCore:
             progress=progress,
             agents=agents,
             titles=titles,
+            quotas=quota_checks,
+            pruning=pruning,
         )
         self._recovery = Recovery(state, transactor, engines, driver, self.ingestion)
         self.versions = Versions(state, transactor)
@@ -141,6 +159,7 @@ class SessionCore:
             compaction=self.compaction,
             reads=self.reads,
             versions=self.versions,
+            quotas=quota_checks,
         )
         self.scheduling = Scheduling(state, transactor, engines, admission=self.admission, alarm=alarm)
         self.reminders = SessionReminders(state, self.scheduling)
@@ -149,27 +168,20 @@ class SessionCore:
             state, transactor, engines, driver=driver, joining=joining, reads=self.reads, agents=agents
         )
         self.inbox = Inbox(state, transactor, self.admission, self.approvals)
-        self.forgetting = Forgetting(
-            state,
-            transactor,
-            engines,
-            compaction=self.compaction,
-            retrieval=self.retrieval,
-            ingestion=self.ingestion,
-            progress=progress,
-            alarm=alarm,
-        )
         self.removals = Removals(state, transactor)
         self.marking = Marking(state, transactor)
         self.membership = Membership(state, transactor)
-        self.additions = Additions(state, transactor, self.reads)
+        self.additions = Additions(state, transactor, engines, self.reads)
         self.row = SessionRow(state, transactor, engines)
         self.forking = Forking(state, transactor, self.forgetting, alarm)
-        self.importing = Importing(state, transactor, engines, self.ingestion, progress)
+        self.importing = Importing(
+            state, transactor, engines, ingestion=self.ingestion, progress=progress, pruning=pruning
+        )
         self.ownership = Ownership(state, transactor, engines, self.compaction, self.ingestion)
 
     async def _recover(self, activation: Activation, begun: set[str]) -> None:
         await self._recovery.recover(activation, begun)
+        self._pruning.watch()
 
     def use(
         self,

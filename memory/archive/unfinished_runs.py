@@ -71,8 +71,10 @@ def _end(ends: Ends, run: RunRecord, turn: TurnRecord, texts: Sequence[str]) -> 
         spans.append(Span(LOG, size, size + 1))
         size += 1
     ends.turns[turn.index] = replace(turn, status="interrupted", output=join(spans))
-    began = None if run.state == "queued" else run.started_at
-    ends.runs[run.run_id] = replace(run, state="interrupted", why=WHY, started_at=began, ended_at=session.updated_at)
+    began, code = (None, None) if run.state == "queued" else (run.started_at, run.code)
+    ends.runs[run.run_id] = replace(
+        run, state="interrupted", why=WHY, code=code, started_at=began, ended_at=session.updated_at
+    )
     ends.session = replace(session, log_size=size, seq=session.seq + 1)
     ends.events.append(
         RunInterrupted(

@@ -7,6 +7,7 @@ Annotations are not postponed (PEP 563) in this module, since pydantic would eva
 """
 
 from collections.abc import Mapping
+from operator import not_
 from typing import Annotated, Any, ClassVar, Literal, cast, get_args
 
 import pydantic_core
@@ -37,6 +38,8 @@ from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.values.frozen_json import FrozenDict, JsonObject, freeze
 from turnwise.memory.values.records import adapter, lean, reduced
 
+Labels = Annotated[Mapping[str, str], AfterValidator(freeze)]
+
 
 class Event(BaseModel):
     """Base of all events. `kind` names the class; classes that end a run have `terminal` set."""
@@ -57,7 +60,11 @@ class Event(BaseModel):
     at: float
     """Seconds since the epoch, UTC."""
     turn_index: int | None = None
+    turn_id: str | None = None
+    """The id that the caller gave the turn, by `run(turn_id=...)`."""
     run_id: str | None = None
+    labels: Labels = Field(default=FrozenDict(), exclude_if=not_)
+    """The labels of the event's run, and its own: see `add_event`."""
     key: str | None = None
     """Makes appending idempotent: a session stores at most one event with this key."""
 
@@ -141,8 +148,6 @@ class RunQueued(StoresBlocks):
     """A run is accepted and waits for the runs before it. `blocks`: the prompts that it was started with."""
 
     kind: Literal["run_queued"] = "run_queued"
-    turn_id: str | None = None
-    """The id that the caller gave the turn."""
 
 
 class RunStarted(SetsInput):
@@ -153,8 +158,6 @@ class RunStarted(SetsInput):
     """The positions of all prompts of the run's turn, also of those that were stored before."""
     blocks: _Blocks = ()
     """The prompts."""
-    turn_id: str | None = None
-    """The id that the caller gave the turn."""
 
 
 class TextDelta(Event):
@@ -654,6 +657,9 @@ RUN_IDS = ("run_id", "successor", "joined")
 _BLOCKS = ("blocks", "input_blocks")
 """The fields that have blocks."""
 
+_IN_EACH_BODY = ("turn_id", "labels")
+"""The fields of every event that are in its JSON body."""
+
 _STORED_ELSEWHERE = {"kind", *_BLOCKS, "session_id", "user_id", "seq", "at", "turn_index", "run_id", "key"}
 """The fields of an event that are not in its JSON body: they have columns, or are stored elsewhere."""
 
@@ -665,7 +671,8 @@ def encode_body(event: Event, *, blocks: bool = False) -> tuple[str, str]:
         blocks: whether the JSON has the event's blocks too.
     """
     if isinstance(event, UnknownEvent):
-        return event.stored_kind, pydantic_core.to_json(event.payload).decode()
+        own = event.model_dump(include=set(_IN_EACH_BODY), exclude_defaults=True)
+        return event.stored_kind, pydantic_core.to_json({**event.payload, **own}).decode()
     body = event.model_dump_json(exclude=_STORED_ELSEWHERE, exclude_defaults=True)
     block_fields = [(name, vars(event).get(name)) for name in _BLOCKS if blocks]
     texts = [f'"{name}":[{",".join(map(encode, values))}]' for name, values in block_fields if values]
@@ -694,7 +701,8 @@ def decode_event(kind: str, body: str, columns: Mapping[str, Any]) -> AnyEvent:
     fields = pydantic_core.from_json(body) if body != "{}" else {}
     cls = KINDS.get(kind)
     if cls is None:
-        return UnknownEvent(stored_kind=kind, payload=freeze(fields), **columns)
+        own = {name: fields.pop(name) for name in _IN_EACH_BODY if name in fields}
+        return UnknownEvent(stored_kind=kind, payload=freeze(fields), **own, **columns)
     for name in _BLOCKS:
         if name in fields:
             fields[name] = tuple(decode_json(block) for block in fields[name])

@@ -182,6 +182,11 @@ def numbers_of(row: LedgerRow) -> tuple[int, ...]:
     return tuple(_whole(values[name] * _UNITS.get(name, 1)) for name in NUMBERS)
 
 
+def nanos_of(cost: float) -> int:
+    """Return a cost in billionths, as a row has it."""
+    return _whole(cost * _NANOS)
+
+
 def _whole(number: float) -> int:
     """Return a number as stores add it up. Usage comes from engines, so nothing that they report may stop a commit."""
     return max(-_LARGEST, min(_LARGEST, round(number))) if math.isfinite(number) else 0

@@ -36,6 +36,9 @@ IfBusy = Literal["reject", "enqueue", "interrupt", "rollback", "latest", "drop",
 MERGED = "merged"
 """The code of a queued run whose prompts are part of another run."""
 
+QUOTA = "quota"
+"""The code of a queued run that waits for a quota, and of a run that a quota has ended."""
+
 REPLACED = "replaced"
 """The code of a queued run in whose place another run has come."""
 
@@ -118,6 +121,8 @@ class RunRecord(Record):
     """The system prompt of this run alone, which its requests have after the engine's or the conversation's."""
     tools: FrozenDict = field(default_factory=FrozenDict)
     """The tools of this run alone, whose results its caller provides, by name: `description` and `parameters`."""
+    overflow: FrozenDict | None = None
+    """The overflow strategy of this run alone: its name, as `strategy`, and its settings. None for the session's."""
     joins: bool = False
     """Whether its prompts may join the active run while it is queued: see `run(if_busy="inject")`."""
     trace: FrozenDict = field(default_factory=FrozenDict)
@@ -133,6 +138,11 @@ class RunRecord(Record):
         """The text that is its answer, if it asks no model: see `Session.say`."""
         says: str | None = self.output.get("says") if self.output else None
         return says
+
+    @property
+    def waits_for_quota(self) -> bool:
+        """Whether it is queued since a quota is used up: until `started_at`, when the quota begins anew."""
+        return self.state == "queued" and self.code == QUOTA
 
     @property
     def idempotency_key(self) -> str | None:

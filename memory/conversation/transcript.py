@@ -136,7 +136,8 @@ class _Group:
     """Whether `blocks` are blocks of the user, which joined the run after the results before them."""
     open_text: int | None = None
     """The place in `blocks` of the text that streamed pieces continue."""
-    open_thought: int | None = None
+    open_thoughts: dict[int | None, int] = field(default_factory=dict)
+    """The places in `blocks` of the thoughts that streamed pieces continue, by the index that the pieces have."""
     pieces: dict[int, list[str]] = field(default_factory=dict)
     """By place in `blocks`, what was streamed of a text or a thought and is not in its block yet."""
 
@@ -144,14 +145,20 @@ class _Group:
     def is_answered(self) -> bool:
         return any(self.results.values())
 
-    def add(self, block: Block) -> None:
-        """Add a block. A text that is whole closes the one before it, and so does anything but a thought."""
-        index = len(self.blocks)
+    def add(self, block: Block, part: int | None = None) -> None:
+        """Add a block. A text that is whole closes the one before it, and so does anything but a thought.
+
+        Args:
+            part: the index of the thought that the block begins.
+        """
+        place = len(self.blocks)
         self.blocks.append(block)
         if isinstance(block, Thinking):
-            self.open_thought = index if _is_open(block) else None
+            self.open_thoughts.pop(part, None)
+            if _is_open(block):
+                self.open_thoughts[part] = place
         else:
-            self.open_text = index if isinstance(block, Text) and not block.interrupted else None
+            self.open_text = place if isinstance(block, Text) and not block.interrupted else None
 
     def settle(self) -> None:
         """Put the streamed pieces into their blocks. O(the blocks that grew)."""
@@ -165,14 +172,16 @@ class _Group:
         """Make all blocks definitive."""
         self.settle()
         self.definitive = len(self.blocks)
-        self.open_text = self.open_thought = None
+        self.open_text = None
+        self.open_thoughts = {}
 
     def drop(self) -> list[Block]:
         """Remove and return the blocks that are not definitive."""
         self.settle()
         dropped = self.blocks[self.definitive :]
         del self.blocks[self.definitive :]
-        self.open_text = self.open_thought = None
+        self.open_text = None
+        self.open_thoughts = {}
         return dropped
 
 
@@ -204,20 +213,34 @@ class Ledger:
             group.add(Text(text=""))
         group.pieces.setdefault(cast(int, group.open_text), []).append(text)
 
-    def append_thinking(self, text: str = "", signature: str | None = None, redacted: str | None = None) -> None:
-        """Continue the thought of the open message. A signature ends it, so the next piece begins a new thought."""
-        if not (text or signature or redacted):
-            return
-        group = self._next_group()
-        if group.open_thought is None or redacted:
-            group.add(Thinking(signature=signature, redacted=redacted))
-            index = len(group.blocks) - 1
-        else:
-            index = group.open_thought
-            if signature:
-                group.blocks[index] = group.blocks[index].model_copy(update={"signature": signature})
-                group.open_thought = None
-        group.pieces.setdefault(index, []).append(text)
+    def append_thinking(
+        self,
+        text: str = "",
+        signature: str | None = None,
+        redacted: str | None = None,
+        *,
+        index: int | None = None,
+        final: bool = False,
+    ) -> None:
+        """Continue a thought of the open message; begin one if none is open. A signature ends the thought.
+
+        Args:
+            index: which thought the piece continues, if the provider numbers them. Pieces of several may alternate.
+            final: whether the thought ends with this piece: the next one begins another.
+        """
+        has_content = bool(text or signature or redacted)
+        group = self._next_group() if has_content else self._groups[-1]
+        if has_content:
+            if redacted or index not in group.open_thoughts:
+                place = len(group.blocks)
+                group.add(Thinking(signature=signature, redacted=redacted), index)
+            else:
+                place = group.open_thoughts[index]
+                if signature:
+                    group.blocks[place] = group.blocks[place].model_copy(update={"signature": signature})
+            group.pieces.setdefault(place, []).append(text)
+        if signature or final:
+            group.open_thoughts.pop(index, None)
 
     def declare_tool_use(
         self, call_id: str, name: str, input: Mapping[str, Any] | None = None, signature: str | None = None

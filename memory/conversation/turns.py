@@ -114,7 +114,7 @@ class Turn:
     Making one is O(1). The first read of `blocks` is O(blocks) and needs no network. A pickle includes the blocks.
     """
 
-    __slots__ = ("_branches", "_cache", "_model", "_parsed", "_prompt_blocks", "_record", "_session_id")
+    __slots__ = ("_branches", "_cache", "_model", "_parsed", "_prompt_blocks", "_record", "_session_id", "_stores")
 
     def __init__(
         self,
@@ -131,6 +131,7 @@ class Turn:
         self._branches = branches
         self._model: Any = None
         self._parsed: Any = None
+        self._stores: bool | None = False
 
     @property
     def record(self) -> TurnRecord:
@@ -316,12 +317,30 @@ class Turn:
         shown = join(before, [Span(_RECALLED, 0, 1)], prompt)
         return Turn(self._session_id, replace(record, input=shown), self._cache.over(_RECALLED, [block]))
 
-    def showing(self, blocks: Sequence[Block]) -> "Turn":
-        """Return a copy of this turn with other blocks, for a request to a model. It is never stored."""
+    def showing(self, blocks: Sequence[Block], *, store: bool = False) -> "Turn":
+        """Return a copy of this turn with other blocks, for a request to a model.
+
+        Args:
+            store: whether the conversation goes on with these blocks, once a middleware hands the turn on to its
+                runner: see `Middleware`. Otherwise they are for this request only.
+        """
         cache = BlockCache()
         cache.add("", 0, list(blocks))
         record = replace(self._record, prompt=(), input=(Span("", 0, len(blocks)),), output=(), carried=())
-        return Turn(self._session_id, record, cache, self.asked)
+        turn = Turn(self._session_id, record, cache, self.asked)
+        turn._stores = self._stores if self._stores is None else store or self._stores
+        return turn
+
+    def reduced(self, blocks: Sequence[Block]) -> "Turn":
+        """Return a copy of this turn with other blocks, which is never stored: see `showing`."""
+        turn: Turn = self.showing(blocks)
+        turn._stores = None
+        return turn
+
+    @property
+    def is_to_store(self) -> bool:
+        """Whether the conversation goes on with its blocks: see `showing`."""
+        return bool(self._stores)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Turn):

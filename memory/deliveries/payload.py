@@ -37,6 +37,7 @@ class RunPayload(Record):
     output: FrozenDict | None = None
     instructions: str | None = None
     tools: FrozenDict = field(default_factory=FrozenDict)
+    overflow: FrozenDict | None = None
     trace: FrozenDict = field(default_factory=FrozenDict)
     author: str | None = None
     """The member for whom it begins a run; None for the session's user."""

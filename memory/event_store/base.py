@@ -62,6 +62,9 @@ class HistoryStore(Protocol):
             HistoryConflictError: an event that stays has the key of one of `instead`; nothing is changed.
         """
 
+    async def delete_user(self, user_id: str) -> None:
+        """Delete all events of all sessions of a user, if there are any. Those of other users stay."""
+
     async def close(self) -> None:
         """Close connections and files. Closing twice is fine; any other call afterwards raises StoreClosedError."""
 

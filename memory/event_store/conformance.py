@@ -71,6 +71,7 @@ async def _unchanged(history: HistoryStore, *session_ids: str) -> AsyncIterator[
 async def check_an_event_comes_back_as_it_was_appended(history: HistoryStore) -> None:
     """In all fields, with all blocks. Also live events and events of unknown kinds."""
     about: dict[str, Any] = {"session_id": "s", "at": 1763700000.123456, "turn_index": 7, "run_id": "r'%\"\\ü"}
+    about |= {"turn_id": TEXT, "labels": {TEXT: TEXT, "": ""}}
     events: list[AnyEvent] = [
         PromptAppended(session_id="s", seq=1, at=0.1 + 0.2, key=""),
         RunCompleted(seq=2, span=(2**40, 2**41), stop_reason=TEXT, usage=USAGE, key="ü'%\"\\", **about),
@@ -245,6 +246,12 @@ async def check_users_do_not_share_events(history: HistoryStore) -> None:
     equal(
         [await history.last_seq(key) for key in keys], [0, 1, *[2] * (len(keys) - 2)], "what deletions leave to others"
     )
+    another = SessionKey("another", keys[2].user_id)
+    await history.append(another, [_event(1, session_id="another", user_id=another.user_id)])
+    for _ in range(2):
+        await history.delete_user(another.user_id)
+        left = [await history.last_seq(key) for key in (*keys, another)]
+        equal(left, [0, 1, 0, *[2] * (len(keys) - 3), 0], "what the deletion of a user leaves to others")
 
 
 @_law
@@ -331,5 +338,6 @@ async def check_a_closed_history_raises_store_closed_error(history: HistoryStore
         "events": history.events(SessionKey("s")),
         "last_seq": history.last_seq(SessionKey("s")),
         "delete": history.delete(SessionKey("s")),
+        "delete_user": history.delete_user("u"),
     }.items():
         await refuses(StoreClosedError, call, f"{verb} of a closed history")

@@ -17,7 +17,8 @@ class EncryptedHistory:
 
     It encrypts the kinds and bodies of events. Their sessions, numbers, times, turns, runs and keys stay readable. As
     with `EncryptedStore`, reading an event that was moved or changed raises CorruptRecordError, and `events` and
-    `append` raise KeyMissingError for users without a key. `delete` needs none, unless events take the place of others.
+    `append` raise KeyMissingError for users without a key. `delete_user` needs none, nor does
+    `delete`, unless events take the place of others.
 
     Raises:
         ConfigError: `cryptography` is not installed.
@@ -50,6 +51,9 @@ class EncryptedHistory:
     async def delete(self, key: SessionKey, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()) -> None:
         sealed_events = await self._sealed(key, instead) if instead else []
         await self._inner.delete(key, turns_up_to=turns_up_to, instead=sealed_events)
+
+    async def delete_user(self, user_id: str) -> None:
+        await self._inner.delete_user(user_id)
 
     async def close(self) -> None:
         await self._inner.close()

@@ -71,6 +71,10 @@ class InMemoryHistory:
         else:
             self._sessions.pop(key, None)
 
+    async def delete_user(self, user_id: str) -> None:
+        self._check_open()
+        self._sessions = {key: events for key, events in self._sessions.items() if key.user_id != user_id}
+
     async def close(self) -> None:
         self._closed = True
 

@@ -120,6 +120,10 @@ class SQLHistory(SecureDeleteDatabase):
 
         await self._erase(delete)
 
+    async def delete_user(self, user_id: str) -> None:
+        statement = sa.delete(history).where(history.c.user_id == user_id)
+        await self._erase(lambda connection: connection.execute(statement).rowcount)
+
     def _store(self, connection: sa.Connection, key: SessionKey, rows: list[dict[str, Any]]) -> None:
         """Insert the rows whose number and key no event has; refuse others, unless they are stored already."""
         if rows and self._insert(connection, rows).rowcount < len(rows):

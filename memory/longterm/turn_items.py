@@ -41,6 +41,8 @@ class TurnBlocks:
     """The number of the run's first event."""
     author: str | None = None
     """The member who has started the run; None for the session's user."""
+    turn_id: str | None = None
+    """The id that the caller gave the turn."""
 
 
 def turn_item(session_id: str, turn: TurnBlocks | None, spans: Spans, blocks: Sequence[Block]) -> MemoryItem | None:

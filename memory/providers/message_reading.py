@@ -13,6 +13,7 @@ from turnwise.memory.conversation.blocks import AnyBlock, CacheCheckpoint, Syste
 from turnwise.memory.conversation.prompts import Refuses, accept, takes_all
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.views.message_formats import FORMATS, MessageFormat, functions_of
+from turnwise.memory.providers.message_times import message_times
 from turnwise.memory.providers.parts import UnreadableError
 from turnwise.memory.providers.validation import CHAT, check
 from turnwise.memory.values.limits import MAX_MESSAGES, check_count
@@ -43,6 +44,8 @@ class Given:
     blocks: Sequence[AnyBlock]
     places: Sequence[int]
     """The index of the message that each block is from; -1 for the system prompt that was given beside them."""
+    times: Sequence[float | None] = ()
+    """When the message of each block was written, in seconds since the epoch; empty if no message says so."""
 
     def encoded(self, max_bytes: int = MAX_BYTES, refuses: Refuses = takes_all) -> list[str]:
         """Return the blocks as stored texts.
@@ -66,7 +69,7 @@ class Given:
 
     def part(self, start: int, stop: int) -> Given:
         """Return a part of the conversation: the blocks from `start` up to `stop`."""
-        return Given(self.blocks[start:stop], self.places[start:stop])
+        return Given(self.blocks[start:stop], self.places[start:stop], self.times[start:stop])
 
     def refused(self, index: int, reason: str) -> InvalidInputError:
         """Return the error that names the message of a block."""
@@ -114,7 +117,10 @@ def read_messages(messages: Any, format: str | None = None, *, system: str | Non
         ) from None
     conversation = _with_one_system(blocks, places)
     _check(conversation)
-    return conversation
+    times = message_times(messages)
+    return (
+        replace(conversation, times=[times[max(place, 0)] for place in conversation.places]) if times else conversation
+    )
 
 
 def _reason_of(error: Exception) -> str:

@@ -19,6 +19,7 @@ from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.views.notebook_display import items_html
 from turnwise.memory.deliveries.records import CALL_ID, Delivery, DeliveryChange, check_delivery
 from turnwise.memory.deliveries.webhooks import WebhookRecord, call_prefix, check_webhook
+from turnwise.memory.quotas.records import Quota, QuotaCount, QuotaCounters
 from turnwise.memory.stores.search.records import MessageText
 from turnwise.memory.values.ids import check_names
 
@@ -92,6 +93,8 @@ class Commit:
     """Indices of turns whose texts are deleted, before `texts` are inserted. Turns that are dropped lose theirs."""
     spent: Sequence[LedgerRow] = ()
     """What the commit adds to the ledger, as rows of the session."""
+    counts: Sequence[QuotaCount] = ()
+    """What the commit adds to counters of quotas. If a checked one is used up, the whole commit is refused."""
     received: Sequence[Delivery] = ()
     """Deliveries of other sessions of the user that are removed, since this commit carries them out. If one was changed
     or removed meanwhile, the whole commit is refused."""
@@ -424,6 +427,9 @@ class SessionStore(Protocol):
                 stored already; nothing is written.
             DeliveryChangedError: a delivery to change or to receive is no longer as the commit has it; nothing is
                 written.
+            QuotaExceededError: a checked count finds its quota used up. Comparing and counting are one step, so all
+                commits together exceed no quota. A commit that is refused for another reason, too, has that error.
+                Nothing is written.
             StoreError: a block with this position or an event with this number is stored already; nothing is written.
         """
 
@@ -502,7 +508,8 @@ class SessionStore(Protocol):
     async def forget_in_ledger(self, user_id: str) -> None:
         """Replace a user and the user's sessions in the ledger by nobody.
 
-        What was spent stays, by day, agent, model and tool. Rows that are equal then become one.
+        What was spent stays, by day, agent, model and tool. Rows that are equal then become one. Counters of quotas
+        that count the user alone are deleted.
         """
 
     async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[SessionKey]:
@@ -594,6 +601,37 @@ class SessionStore(Protocol):
             InvalidInputError: both are None, or what is to be stored cannot be used: see `check_webhook`.
             WebhookChangedError: the stored webhook is gone, or has another revision, or there is one with the id of an
                 added one; nothing is written.
+        """
+
+    async def quotas(self) -> list[Quota]:
+        """Return the store's quotas, by id, at most some `MAX_QUOTAS`."""
+
+    async def set_quota(self, quota: Quota) -> None:
+        """Add a quota, or replace the one with its id, whose counters stay.
+
+        Raises:
+            InvalidInputError: it cannot be used (see `check_quota`), or the store has `MAX_QUOTAS` others.
+        """
+
+    async def remove_quota(self, quota_id: str) -> None:
+        """Remove a quota and its counters.
+
+        Raises:
+            QuotaNotFoundError: the store has no quota with this id.
+        """
+
+    async def use_quotas(self, counts: Sequence[QuotaCount]) -> None:
+        """Add to counters of quotas, all or none, as a commit does: for a run of which nothing is stored.
+
+        Raises:
+            QuotaExceededError: a checked count finds its quota used up; nothing is written.
+        """
+
+    async def quota_counters(self, user_id: str, agent: str) -> QuotaCounters:
+        """Return the counters whose user is this one or empty, and whose agent is this one or empty, and the time.
+
+        Counters of periods that are over may be among them; `QuotaCounters.of` leaves these out. Which period a commit
+        counts in is decided by the store's clock when it is written.
         """
 
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:

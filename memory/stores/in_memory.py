@@ -35,6 +35,15 @@ from turnwise.memory.conversation.spans import Seen, Span, Spans, subtract, unio
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange, check_delivery
 from turnwise.memory.deliveries.webhooks import WebhookRecord
+from turnwise.memory.quotas.records import (
+    CounterKey,
+    Quota,
+    QuotaCount,
+    QuotaCounter,
+    QuotaCounters,
+    with_quota,
+    without_quota,
+)
 from turnwise.memory.stores.base import (
     NO_CALLER,
     Activation,
@@ -135,6 +144,8 @@ class InMemoryStore(LocalClock):
         self._lease = DeliveryLease(holder="", until=0.0, now=0.0, next_due_at=None)
         self._webhooks: dict[str, WebhookRecord] = {}
         self._ledger: dict[LedgerKey, tuple[int, ...]] = {}
+        self._quotas: dict[str, Quota] = {}
+        self._counters: dict[CounterKey, QuotaCounter] = {}
         self._closed = False
 
     @property
@@ -240,7 +251,9 @@ class InMemoryStore(LocalClock):
         runs = {run.run_id: run for run in commit.runs if run.run_id in row.runs or run.run_id in new}
         keys = {event.key: event for event in events.values() if event.key is not None}
         spent = [(key_in(row.session, ledger_row), numbers_of(ledger_row)) for ledger_row in commit.spent]
+        counters = self._counted(commit.counts)
         row.session = replace(row.session, **{name: getattr(session, name) for name in SESSION_CHANGES})
+        self._counters.update(counters)
         log.update(cleared | blocks)
         for index in dropped & row.turns.keys():
             del row.turns[index]
@@ -377,6 +390,7 @@ class InMemoryStore(LocalClock):
         own = [row for row in self._ledger if row.user_id == user_id]
         for row in own:
             self._add_to_ledger(row._replace(user_id="", session_id=""), self._ledger.pop(row))
+        self._counters = {key: counter for key, counter in self._counters.items() if key.user_id != user_id}
 
     def _add_to_ledger(self, key: LedgerKey, numbers: Sequence[int]) -> None:
         before = self._ledger.get(key, ZEROS)
@@ -458,6 +472,39 @@ class InMemoryStore(LocalClock):
     async def change_webhook(self, before: WebhookRecord | None, after: WebhookRecord | None) -> None:
         self._check_open()
         self._webhooks = changed_webhooks(self._webhooks, before, after)
+
+    async def quotas(self) -> list[Quota]:
+        self._check_open()
+        return [quota for _, quota in sorted(self._quotas.items())]
+
+    async def set_quota(self, quota: Quota) -> None:
+        self._check_open()
+        self._quotas = with_quota(self._quotas, quota)
+
+    async def remove_quota(self, quota_id: str) -> None:
+        self._check_open()
+        self._quotas = without_quota(self._quotas, quota_id)
+        self._counters = {key: counter for key, counter in self._counters.items() if key.quota_id != quota_id}
+
+    async def use_quotas(self, counts: Sequence[QuotaCount]) -> None:
+        self._check_open()
+        self._counters.update(self._counted(counts))
+
+    def _counted(self, counts: Sequence[QuotaCount]) -> dict[CounterKey, QuotaCounter]:
+        """Return the counters that a commit changes, as they are after it."""
+        counters, now = dict[CounterKey, QuotaCounter](), self._clock()
+        for count in counts:
+            counters[count.key] = count.added(counters.get(count.key) or self._counters.get(count.key), now)
+        return counters
+
+    async def quota_counters(self, user_id: str, agent: str) -> QuotaCounters:
+        self._check_open()
+        counters = [
+            counter
+            for key, counter in self._counters.items()
+            if key.user_id in ("", user_id) and key.agent in ("", agent)
+        ]
+        return QuotaCounters(counters, self._clock())
 
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
         row = self._row(key)

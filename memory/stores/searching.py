@@ -19,8 +19,10 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.runs import RunRecord, RunState
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
+from turnwise.memory.conversation.views.event_filter import has_labels
 from turnwise.memory.stores.base import Page, SessionOrder, SessionStore, cursor_of
 from turnwise.memory.stores.reading import pages_by_cursor, read_runs
+from turnwise.memory.values.frozen_json import FrozenDict
 
 SESSIONS_PAGE = 500
 """How many sessions are read at once."""
@@ -106,6 +108,7 @@ async def find_runs(
     *,
     states: Collection[RunState] | None = None,
     parent: str | None = None,
+    labels: Mapping[str, str] = FrozenDict(),
     since: float | None = None,
     cursor: str | None = None,
     limit: int = 100,
@@ -119,6 +122,7 @@ async def find_runs(
     Args:
         states: the states of the runs; any if None.
         parent: the run on whose behalf they were started; any if None.
+        labels: labels that the runs have.
         since: only runs that were created at this time or later, in seconds since the epoch.
         query: which sessions; see `SessionStore.query`.
     """
@@ -129,7 +133,7 @@ async def find_runs(
 
     def matches(run: RunRecord) -> bool:
         is_of_page = behind is None or (-run.created_at, run.run_id) > behind
-        is_of_page = is_of_page and parent in (None, run.parent)
+        is_of_page = is_of_page and parent in (None, run.parent) and has_labels(run.labels, labels)
         return is_of_page and (states is None or run.state in states) and (since is None or run.created_at >= since)
 
     def take(newer_than: float) -> bool:

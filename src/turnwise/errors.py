@@ -21,6 +21,7 @@ TurnwiseError
 │   ├── RunNotFoundError
 │   ├── DeliveryNotFoundError  no such delivery, or it was carried out
 │   ├── WebhookNotFoundError   no such webhook, or it was deleted
+│   ├── QuotaNotFoundError     no such quota, or it was removed
 │   ├── CallNotFoundError
 │   ├── ThreadNotFoundError    no such thread of LangGraph's
 │   ├── CheckpointNotFoundError
@@ -42,6 +43,7 @@ TurnwiseError
 │   └── SessionInUseError      what was asked for has to wait for the run's end
 ├── OverloadedError            a limit of the placement is reached: try again later
 │   └── EngineLimitError       open runs have as many different engines as a process holds
+├── QuotaExceededError         a quota is used up; says when the next period begins
 ├── SessionEndedError          you closed it
 ├── NoActiveRunError
 ├── CallDecidedError           the tool call was decided differently
@@ -493,6 +495,28 @@ class EngineLimitError(OverloadedError):
     )
 
 
+class QuotaExceededError(TurnwiseError):
+    """A quota is used up, so no run may begin until its next period begins; nothing was stored."""
+
+    message = (
+        "quota {quota_id!r}: {scope} has used {used:.12g} of {limit:.12g} {unit} per {per}: try again in "
+        "{retry_after_s:.0f} s, from {resets_at:.0f} (seconds since the epoch) on, or have an operator raise the quota"
+    )
+    quota_id: str
+    scope: str
+    """Whom it limits."""
+    unit: str
+    """`runs`, `tokens` or `cost`."""
+    used: float
+    limit: float
+    per: str
+    """`minute`, `day` or `month`."""
+    resets_at: float
+    """When the next period begins, in seconds since the epoch."""
+    retry_after_s: float
+    """How many seconds that is from now on, by the store's clock."""
+
+
 class SessionEndedError(TurnwiseError):
     """The session has ended: it can be read, forked and deleted, but not continued."""
 
@@ -505,6 +529,13 @@ class NoActiveRunError(TurnwiseError):
 
     message = "session {session_id!r} has no active run to cancel"
     session_id: str
+
+
+class QuotaNotFoundError(NotFoundError):
+    """The store has no quota with this id: it was removed, or never set."""
+
+    message = "the store has no quota {quota_id!r}: it was removed, or never set; manager.quotas() lists them"
+    quota_id: str
 
 
 class CallNotFoundError(NotFoundError):
@@ -710,7 +741,7 @@ class ContextOverflowError(EngineError):
 
 
 class LimitError(EngineError):
-    """A run reached a limit; `code` is `step_limit` or `budget`."""
+    """A run reached a limit; `code` is `step_limit`, `budget` or `quota`."""
 
     message = "{why} ({code})"
     why: str

@@ -26,6 +26,14 @@ from turnwise.memory.longterm.items.in_memory import InMemoryItems as InMemoryIt
 from turnwise.memory.longterm.items.redis import RedisItems as RedisItems
 from turnwise.memory.longterm.items.sql import SQLItems as SQLItems
 from turnwise.memory.longterm.items.urls import open_items as open_items
+from turnwise.memory.quotas.records import (
+    CounterKey as CounterKey,
+    Quota as Quota,
+    QuotaCount as QuotaCount,
+    QuotaCounter as QuotaCounter,
+    QuotaCounters as QuotaCounters,
+    QuotaUse as QuotaUse,
+)
 from turnwise.memory.stores.base import (
     Commit as Commit,
     DeliveryLease as DeliveryLease,

@@ -150,6 +150,33 @@ def test_schedules_are_added_listed_and_cancelled(commands: Commands, tmp_path: 
     assert commands.end() == 0, "nothing of Ray was imported"
 
 
+def test_quotas_are_set_listed_and_removed(commands: Commands, tmp_path: Path) -> None:
+    store = filled(f"sqlite:///{tmp_path}/store.db")
+
+    def run(*words: str) -> str:
+        code, output, errors = commands.run("quotas", *words)
+        assert (code, errors) == (0, ""), (words, output, errors)
+        return output
+
+    each = run("set", store, "--user", "*", "--runs", "5", "--per", "month").strip()
+    assert run("set", store, "--user", "*", "--runs", "6", "--per", "month").strip() == each
+    cost = json.loads(run("set", store, "--cost", "2.5", "--then", "queue", "--json"))["id"]
+    listed = {row["quota"]: row for row in rows(run("ls", store))}
+    assert (listed[each]["for"], listed[each]["limit"], listed[each]["used"]) == ("each user", "6", "")
+    assert (listed[cost]["limits"], listed[cost]["limit"], listed[cost]["then"]) == ("cost", "2.5", "queue")
+    of_ann = {quota["id"]: quota for quota in json.loads(run("ls", store, "--user", "ann", "--json"))["items"]}
+    assert (of_ann[each]["used"], of_ann[each]["left"]) == (0, 6)
+    assert run("rm", store, each) == f"quota {each} is removed\n"
+    assert [row["quota"] for row in rows(run("ls", store))] == [cost]
+    for wrong, reason in (
+        (["set", store], "exactly one of runs, tokens and cost"),
+        (["set", store, "--runs", "1", "--per", "hour"], "minute, day, month"),
+        (["rm", store, "none"], "no quota"),
+    ):
+        code, _, errors = commands.run("quotas", *wrong)
+        assert code == 1 and reason in errors, (wrong, errors)
+
+
 def test_webhooks_are_added_listed_changed_and_removed(commands: Commands, tmp_path: Path) -> None:
     store = filled(f"sqlite:///{tmp_path}/store.db")
 

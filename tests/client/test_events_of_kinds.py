@@ -19,6 +19,7 @@ from turnwise.actors.session.state import reads
 from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.conversation.views.event_filter import event_filter
 from turnwise.memory.stores.conformance.fixtures import own
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.values.ids import new_id
@@ -51,7 +52,7 @@ def test_pages_are_indexed_as_lists_are(make_manager: MakeManager) -> None:
 def test_small_pages_lead_through_all_events_of_rare_kinds(
     make_manager: MakeManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reads, "PAGES_OF_KINDS", 2)
+    monkeypatch.setattr(reads, "FILTERED_PAGES", 2)
     chat = make_manager(engine=EchoEngine()).open("chat")
     for number in range(4):
         for step in range(9):
@@ -70,7 +71,7 @@ def test_small_pages_lead_through_all_events_of_rare_kinds(
 
 
 def test_a_wait_looks_through_all_that_is_there(make_manager: MakeManager, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reads, "PAGES_OF_KINDS", 1)
+    monkeypatch.setattr(reads, "FILTERED_PAGES", 1)
     chat = make_manager(engine=EchoEngine()).open("chat")
     for step in range(20):
         chat.add_event("step", {"step": step})
@@ -81,14 +82,14 @@ def test_a_wait_looks_through_all_that_is_there(make_manager: MakeManager, monke
 
 @pytest.mark.virtual_time
 async def test_one_request_looks_through_so_many_pages_even_if_it_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reads, "PAGES_OF_KINDS", 2)
+    monkeypatch.setattr(reads, "FILTERED_PAGES", 2)
     store = InMemoryStore()
     await own(store, SESSION)
     core = SessionCore(SessionKey(SESSION), store, EchoEngine())
     await core.transactor.activate()
     for step in range(20):
         await core.additions.add_event("step", {"step": step}, new_id())
-    assert await core.reads.events(0, 3, kinds=["run_completed"], timeout_s=60.0) == ([], 6, False)
+    assert await core.reads.events(0, 3, only=event_filter(["run_completed"], None), timeout_s=60.0) == ([], 6, False)
 
 
 def test_a_wait_ends_with_the_first_event_of_the_kinds_and_not_with_others(make_manager: MakeManager) -> None:

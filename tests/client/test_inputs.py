@@ -68,9 +68,12 @@ from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.longterm.retention.about import About, Mention
+from turnwise.memory.quotas.records import Quota
 from turnwise.memory.values.frozen_json import FrozenDict
 from turnwise.memory.values.ids import new_id
 from turnwise.memory.working.memory import WorkingMemory
+from turnwise.strategies.summarize import Summarize
+from turnwise.strategies.trim import Trim
 
 PORTAL = Portal()
 """The event loop of the asynchronous family."""
@@ -111,6 +114,8 @@ VALID: dict[str, Any] = {
     "to_session": SESSION,
     "message": f"{SESSION}#0:0",
     "value": 1,
+    "quota": Quota(runs=1),
+    "quota_id": Quota(runs=1).quota_id,
 }
 """For each parameter that has to be given, a value that its verb takes."""
 
@@ -335,6 +340,7 @@ NO_PARTS: list[dict[str, Any]] = [
 """No parts of what `find_about` returns."""
 
 WRONG: dict[str, list[Any]] = {
+    "OverflowStrategy": ["Trim", {"strategy": "Trim"}, Trim, Summarize(EchoEngine())],
     "bool": [1, 0, "yes", 1.0],
     "int": [True, "1", 1.0, 2**63, -(2**63) - 1, 10**5000, "x" * 100_000],
     "int | str": [True, 1.0, 2**63, "", "\ud800", "x" * 100_000, ["a"]],
@@ -374,6 +380,7 @@ WRONG: dict[str, list[Any]] = {
     "Sequence[Tool]": ["weather", 1, {"name": "weather"}, [1], ["weather"], [{"name": "weather"}]],
     "EventSink": [1, "print", [print]],
     "Sequence[LedgerField]": ["day", [1], ["nope"], [["day"]], {"day": 1}, 3],
+    "Quota": ["runs", 1, {"runs": 1}, Quota(), Quota(runs=0), Quota(runs=1, per="hour")],  # type: ignore[arg-type]
     "date | str": [1, 1.5, True, "yesterday", "2026-13-01", "\ud800", ["2026-11-29"], datetime(2026, 11, 29)],
     "Sequence[Any]": ["hello", {"role": "user", "content": "hi"}, 1, [1], ["hello"], [{}], []],
     "MessageFormat": ["html", 1, "OPENAI_CHAT"],

@@ -22,6 +22,7 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.errors import InvalidInputError, StoreError
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
+from turnwise.memory.conversation.views.event_filter import event_filter
 from turnwise.memory.event_store.encrypted import EncryptedHistory
 from turnwise.memory.event_store.in_memory import InMemoryHistory
 from turnwise.memory.stores.encrypted.settings import Encryption
@@ -72,7 +73,7 @@ class Chats:
     def feed_arguments(self, cursor: str | None = None, **settings: Any) -> dict[str, Any]:
         """Return the arguments of a feed of either family."""
         query: Any = {name: settings.pop(name) for name in ("user_id", "agent") if name in settings}
-        filters = {"session": None, "kinds": None, "start_time": self.clock(), **settings}
+        filters = {"session": None, "only": None, "start_time": self.clock(), **settings}
         return {"client": self.client, "query": query, "cursor": cursor, **filters}
 
 
@@ -141,7 +142,7 @@ async def test_filters_choose_sessions_and_kinds() -> None:
         "ann": chats.feed(user_id="ann"),
         "helper": chats.feed(agent="helper"),
         "one": chats.feed(session=SessionKey("one", "ann")),
-        "ends": chats.feed(kinds=frozenset(["run_completed"])),
+        "ends": chats.feed(only=event_filter(["run_completed"], None)),
     }
     await chats.say("one", "hello", "ann")
     await chats.say("two", "hello", "ann", "helper")

@@ -71,6 +71,9 @@ CASES = [
     Case("schedules", (), [], [], [], []),
     Case("webhook", (), *[TypeError] * 4),  # see tests/in_process/test_webhooks.py
     Case("webhooks", (), 0, 0, 0, 0),
+    Case("set_quota", (), *[TypeError] * 4),  # see tests/in_process/test_quotas.py
+    Case("remove_quota", (), *[TypeError] * 4),
+    Case("quotas", (), 0, 0, 0, 0),
     Case("count", (), 1, 1, 0, 2),
     Case("search", (), ["of-alice"], [], [], TypeError),
     Case("marks", (), [], [], [], TypeError),

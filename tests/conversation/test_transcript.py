@@ -135,6 +135,30 @@ def test_a_signature_closes_a_thought() -> None:
     ]
 
 
+def test_thoughts_with_an_index_may_alternate() -> None:
+    ledger = Ledger()
+    ledger.append_thinking("One, ", index=0)
+    ledger.append_thinking("Three", index=1)
+    ledger.append_thinking("two", index=0, final=True)
+    ledger.append_thinking(", four", signature="second", index=1)
+    ledger.append_thinking("Five", index=0)
+    assert ledger.blocks() == [
+        Thinking(text="One, two"),
+        Thinking(text="Three, four", signature="second"),
+        Thinking(text="Five"),
+    ]
+
+
+def test_a_final_piece_ends_a_thought_without_a_signature() -> None:
+    ledger = Ledger()
+    ledger.append_thinking(final=True)
+    ledger.append_thinking("One")
+    ledger.append_thinking(final=True)
+    ledger.append_thinking("Two", final=True)
+    ledger.append_thinking("Three")
+    assert ledger.blocks() == [Thinking(text="One"), Thinking(text="Two"), Thinking(text="Three")]
+
+
 def test_an_empty_delta_adds_no_thought() -> None:
     """Acceptance 26: an empty piece must not become a thought that then seems to have lost its signature."""
     ledger = Ledger()

@@ -64,6 +64,11 @@ class OwnHistory:
         lines = {event.seq: event.model_dump_json().encode() for event in remaining if event.seq not in replaced}
         self._lines[key] = self._with(key, lines, instead)
 
+    async def delete_user(self, user_id: str) -> None:
+        self._check_open()
+        for key in [key for key in self._lines if key.user_id == user_id]:
+            del self._lines[key]
+
     async def close(self) -> None:
         self._is_closed = True
 

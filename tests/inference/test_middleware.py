@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from schedules import SESSION, inline
-from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView, StepContext
+from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, RunContext, SessionView, StepContext
+from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.inference.middleware import LogCalls, Middleware, ReorderResults, SystemPrompt, wrap
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.loop import Hook, Phase, ToolLoop
@@ -24,12 +25,13 @@ from turnwise.actors.session.engines.budget import Budget, Price, exceeded, pric
 from turnwise.errors import ConfigError, EngineError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, System, Text, ToolResult, ToolUse, User, encode
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
-from turnwise.memory.conversation.events import Event, HookFailed, ModelCallStarted
+from turnwise.memory.conversation.events import Event, HookFailed, InputReplaced, ModelCallStarted
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.transcript import messages_of
 from turnwise.memory.conversation.turns import Outcome, Turn, TurnRecord, turn_of
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.conversation.views.rebuild import rebuild
 from turnwise.memory.providers.validation import CHAT, check
 from turnwise.memory.stores.in_memory import InMemoryStore
 from virtual_time import play
@@ -76,11 +78,19 @@ LOOK = (Text(text="let me look"), use("cat"))
 DONE = (Text(text="done"),)
 
 
-async def core_of(model: Model, **config: Any) -> SessionCore:
+async def core_of(model: EngineBuilder, **config: Any) -> SessionCore:
     store = InMemoryStore()
     await store.create(SessionRecord(session_id=SESSION))
     now = asyncio.get_running_loop().time
     return SessionCore(SessionKey(SESSION), store, model, SessionConfig(**config), clock=now, off_loop=inline)
+
+
+def goes_on(core: SessionCore, *middleware: Middleware) -> SessionCore:
+    """Return the session in another process, whose model has other middleware."""
+    model = Model(DONE)
+    model.middleware = middleware
+    now = asyncio.get_running_loop().time
+    return SessionCore(core.state.key, core.state.journal.store, model, clock=now, off_loop=inline)
 
 
 async def run(core: SessionCore, run_id: str = "run") -> Outcome:
@@ -200,6 +210,91 @@ def test_calls_are_logged_with_ids_sizes_and_times_but_without_texts(
     assert first == f"session {SESSION} run run: 1 blocks, 2 back in {first[-7:]}"
     assert second.startswith(f"session {SESSION} run run: 4 blocks, ValueError after 0.")
     assert "look" not in caplog.text and "go" not in first
+
+
+async def test_middleware_wraps_each_call_of_a_function() -> None:
+    notes: list[str] = []
+    steps = iter([LOOK, DONE])
+    given: list[tuple[Block, ...]] = []
+
+    async def answer(turn: Turn) -> Sequence[AnyBlock]:
+        given.append(turn.blocks)
+        return next(steps)
+
+    layers: list[Middleware] = [Noting("outer", notes), SystemPrompt("Be brief.")]
+    outcome = await run(await core_of(FunctionEngine(answer, tools=[look], middleware=layers)))
+    assert notes == ["outer in", "outer out"] * 2
+    assert outcome.turn and outcome.turn.output == (*LOOK, result("cat"), *DONE)
+    assert [blocks[0] for blocks in given] == [System(text="Be brief.")] * 2
+    with pytest.raises(ConfigError, match="middleware"):
+        FunctionEngine(answer, middleware=["Be brief."])  # type: ignore[list-item]
+
+
+@dataclass
+class Adding:
+    """A middleware that adds a block before the rest, once; the conversation goes on with it."""
+
+    block: Block
+    drops: type[Block] | None = None
+
+    async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[AnyBlock]:
+        if self.block in turn.blocks:
+            return await runner.run(turn, context)
+        rest = [block for block in turn.blocks if self.drops is None or not isinstance(block, self.drops)]
+        return await runner.run(turn.showing([self.block, *rest], store=True), context)
+
+
+async def test_the_conversation_goes_on_with_what_a_middleware_stores() -> None:
+    model = Model(LOOK, DONE)
+    rule = System(text="Be brief.")
+    model.middleware = [LogCalls(), Adding(rule)]
+    core = await core_of(model)
+    outcome = await run(core)
+    whole = (rule, User(text="go"), *LOOK, result("cat"), *DONE)
+    assert model.given[:2] == [whole[:2], whole[:5]]
+    assert outcome.turn and outcome.turn.blocks == whole
+    assert outcome.turn.new_blocks == (User(text="go"), rule, *whole[2:])
+    other = goes_on(core)
+    again = await run(other, "again")
+    assert again.turn and again.turn.blocks[: len(whole)] == whole, "also where no middleware adds it"
+    events = (await other.reads.events())[0]
+    assert [type(event) for event in events].count(InputReplaced) == 1, "stored once, though it is called for each step"
+    assert rebuild(events) == list(again.turn.blocks)
+    assert (await other.reads.turn(0)).blocks == whole
+    await other.forgetting.forget_turn(0)
+    last = await run(other, "last")
+    assert last.turn and rule not in last.turn.blocks and last.turn.blocks[0] == User(text="go")
+
+
+async def test_a_middleware_may_replace_what_the_conversation_goes_on_with() -> None:
+    core = await core_of(Model(DONE))
+    await run(core)
+    replaced = await run(goes_on(core, Adding(User(text="only this"), drops=User)), "replaced")
+    assert replaced.turn and replaced.turn.blocks == (User(text="only this"), *DONE, *DONE)
+    assert replaced.turn.asked == (User(text="go"), User(text="only this")), "what was asked stays in the history"
+    following = await run(goes_on(core), "next")
+    assert following.turn and following.turn.blocks[:3] == replaced.turn.blocks
+
+
+async def test_a_system_prompt_may_be_stored_with_the_conversation() -> None:
+    core = await core_of(Model(DONE))
+    await run(goes_on(core, SystemPrompt("old", store=True)))
+    await run(goes_on(core, SystemPrompt("new", store=True)), "second")
+    outcome = await run(goes_on(core), "third")
+    systems = [block for block in outcome.turn.blocks if isinstance(block, System)] if outcome.turn else []
+    assert systems == [System(text="new")]
+
+
+async def test_a_middleware_that_would_store_another_answer_fails_the_run() -> None:
+    model = Model(LOOK, DONE)
+
+    class Changing(Adding):
+        async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[AnyBlock]:
+            return await runner.run(turn.showing([*turn.blocks[:1], self.block], store=True), context)
+
+    model.middleware = [Changing(Text(text="never said"))]
+    outcome = await run(await core_of(model))
+    assert outcome.run.state == "failed" and "has answered so far" in str(outcome.run.why)
 
 
 def test_middleware_and_hooks_pickle_with_their_engine_and_are_checked() -> None:

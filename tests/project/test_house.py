@@ -54,6 +54,7 @@ ROOMS = {
         "values",
         "conversation",
         "deliveries",
+        "quotas",
         "providers",
         "tokens",
         "stores",

@@ -67,7 +67,7 @@ def test_the_ledger_keeps_the_providers_order() -> None:
     """Record the assistant's turn, then the tool's results, and build the messages."""
     ledger = Ledger()
     ledger.append_text("I'll search the database.")
-    ledger.append_thinking("Let me search for that...", signature="provider-sig")
+    ledger.append_thinking("Let me search for that...", signature="provider-sig", index=0, final=True)
     ledger.declare_tool_use("tu-1", "search_db", {"query": "status"})
     ledger.flush_assistant()
     ledger.append_tool_results(ToolResult(call_id="tu-1", text=json.dumps({"results": ["item1", "item2"]})))

@@ -153,6 +153,7 @@ async def fill(store: SessionStore, session_id: str, user_id: str, secret: str =
         output=secret_json,
         instructions=secret,
         tools=secret_json,
+        overflow=secret_json,
     )
     end = replace(
         run, state="failed", why=secret, stop_reason=secret, calls=secret_json, code="budget", usage=Usage(calls=1)

@@ -22,6 +22,7 @@ from turnwise.memory.stores.conformance import (
     forks as contract_forks,
     ledger as contract_ledger,
     listing as contract_listing,
+    quotas as contract_quotas,
     records as contract_records,
     search as contract_search,
     sessions as contract_sessions,
@@ -157,6 +158,7 @@ def test_the_laws_are_all_checks() -> None:
         contract_webhooks,
         contract_search,
         contract_ledger,
+        contract_quotas,
     )
     checks = [value for part in parts for name, value in vars(part).items() if name.startswith("check_")]
     assert checks == list(contract.LAWS) and len(checks) > 40

@@ -14,11 +14,18 @@ from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.memory.attached import Eraser
-from turnwise.errors import CorruptRecordError, KeyMissingError, SessionInUseError, SessionNotFoundError
+from turnwise.errors import (
+    CorruptRecordError,
+    KeyMissingError,
+    QuotaNotFoundError,
+    SessionInUseError,
+    SessionNotFoundError,
+)
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.base import Scope, is_read_only
 from turnwise.memory.longterm.retention.deletion import Erasure
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
+from turnwise.memory.quotas.records import EACH
 from turnwise.memory.stores.base import NO_CALLER
 from turnwise.memory.working.memory import forget_apart
 
@@ -26,7 +33,7 @@ _PAGE = 100
 
 
 def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: bool) -> Forgotten:
-    """Delete a user's sessions, memberships and webhooks, then what the client's memories keep.
+    """Delete a user's sessions, memberships, webhooks and quotas, then what memories keep.
 
     See `SessionManager.forget`.
     """
@@ -48,9 +55,12 @@ def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: b
             # Without memories, which `forget` erases and verifies below.
             report += SessionHost(client, SessionRef(key)).remove(memory=False, verify=False)
     _leave_all(client, store, user_id)
+    if history := client.history_store:
+        steps.run(client.portal, history.delete_user, user_id)
     webhooks = [webhook for webhook in store.ask("webhooks") if webhook.user_id == user_id]
     for webhook in webhooks:
         Webhook(client, store, webhook).delete()
+    _remove_quotas(client, store, user_id)
     store.ask("forget_in_ledger", user_id)
     scope = Scope(user_id=user_id)
     items: dict[str, int] = {}
@@ -80,6 +90,15 @@ def _leave_all(client: SessionsClient, store: StoreReads, user_id: str) -> None:
         if page.cursor is None:
             return
         cursor = page.cursor
+
+
+def _remove_quotas(client: SessionsClient, store: StoreReads, user_id: str) -> None:
+    """Remove the quotas of one user."""
+    for quota in store.ask("quotas"):
+        if quota.user_id == user_id != EACH:
+            with suppress(QuotaNotFoundError):  # it was removed meanwhile
+                store.ask("remove_quota", quota.quota_id)
+    client.announce_quotas()
 
 
 def clear(client: SessionsClient, store: StoreReads, user_id: str, agent: str | None, **options: Any) -> Forgotten:

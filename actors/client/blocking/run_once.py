@@ -1,5 +1,5 @@
 # Made from actors/client/run_once.py by `make blocking`: change that file.
-"""`Once`: the sessions of `run_once`, which are in the memory of the Ray cluster only."""
+"""`Once`: the sessions of `run_once`, which are in the memory of the Ray cluster only, but for their events."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from functools import partial
 from typing import Any
 
 from turnwise.actors.client.blocking import steps
-from turnwise.actors.client.blocking.expiry import sweep
-from turnwise.actors.client.shared.once_store import ONCE_STORE, ONCE_SWEEP_S, ONCE_TTL_S
+from turnwise.actors.client.blocking.expiry import sweep, sweep_but_events
+from turnwise.actors.client.blocking.session_host import SessionHost
+from turnwise.actors.client.shared.once_store import ONCE_SWEEP_S, ONCE_TTL_S
 from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.hosting.runtime import Runtime
+from turnwise.actors.hosting.wire import SessionRef
 from turnwise.errors import NotFoundError
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
@@ -26,11 +28,13 @@ class Once:
 
     Args:
         runtime: the manager's.
+        url: where the sessions are.
         make: makes the client of these sessions. Blocks.
     """
 
-    def __init__(self, runtime: Runtime, make: Callable[[], SessionsClient]) -> None:
+    def __init__(self, runtime: Runtime, url: str, make: Callable[[], SessionsClient]) -> None:
         self._runtime = runtime
+        self._url = url
         self._make = make
         self._client: SessionsClient | None = None
         self._swept_at = -math.inf
@@ -44,7 +48,10 @@ class Once:
         store = client.session_store
         if time.monotonic() - self._swept_at > ONCE_SWEEP_S:
             self._swept_at = time.monotonic()
-            sweep(client, store, None, memory=False)
+            if client.history_name is None:
+                sweep(client, store, None, memory=False)
+            else:
+                sweep_but_events(client)
         now = steps.run(client.portal, store.now)
         owner: dict[str, Any] = {"user_id": user_id, "agent": agent, "metadata": freeze(metadata)}
         times: dict[str, Any] = {"created_at": now, "updated_at": now, "ttl_s": ONCE_TTL_S}
@@ -53,13 +60,25 @@ class Once:
 
     def find(self, run_id: str, user_id: str) -> tuple[SessionsClient, RunRecord] | None:
         """Return a run, by any manager of this Ray, as long as it is there, and its client."""
-        if not steps.in_thread(partial(self._runtime.has_shared_store, ONCE_STORE)):
+        if not self._is_there():
             return None
         client = self._connected()
         try:
             return client, steps.run(client.portal, client.session_store.run, run_id, user_id)
         except NotFoundError:
             return None
+
+    def forget(self, user_id: str) -> None:
+        """End and delete the user's sessions, with their events in the event store."""
+        if not self._is_there():
+            return
+        client = self._connected()
+        while page := steps.run(client.portal, client.session_store.query, user_id=user_id):
+            for session in page:
+                SessionHost(client, SessionRef.of(session)).remove(memory=False, verify=False)
+
+    def _is_there(self) -> bool:
+        return steps.in_thread(partial(self._runtime.has_shared_store, self._url))
 
     def close(self) -> None:
         """Close the store. The sessions stay."""

@@ -23,6 +23,7 @@ from turnwise.actors.client.shared.arguments import (
     IdempotencyKey,
     Instructions,
     Kinds,
+    Labels,
     Limit,
     Markable,
     MarkName,
@@ -69,6 +70,7 @@ from turnwise.memory.conversation.sessions import MemberRole, SessionRecord
 from turnwise.memory.conversation.spans import join, places, union
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.views.chat_messages import ChatMessage, parse_message_cursor
+from turnwise.memory.conversation.views.event_filter import event_filter
 from turnwise.memory.conversation.views.message_formats import MessageFormat, Messages, functions_of, to_messages
 from turnwise.memory.conversation.views.notebook_display import ListPage, facts_html
 from turnwise.memory.deliveries.records import Delivery, Missed
@@ -171,6 +173,8 @@ class Session:
 
         Args:
             messages: dicts, or objects of the provider's client or of the library, oldest first; see `MessageFormat`.
+                If they have a `created_at`, `createdAt` or `timestamp` (seconds since the epoch, or a time with a time
+                zone), a turn's `created_at` is that of its first message.
             format: their format; by default it is detected, which fails if two formats are mixed.
             system: the system prompt, where it is not among the messages. Several become one, at the beginning.
             idempotency_key: identifies this import; by default a digest of the messages does. Pass one to store the
@@ -257,7 +261,8 @@ class Session:
         answered; `rollback` drops it.
 
         After a merge, all handles refer to the merged run. Two runs can be merged if these options are equal: model,
-        params, output, instructions, tools, memory, timeout_s, parent and engine, and if the new run has no `turn_id`.
+        params, output, instructions, tools, overflow, memory, timeout_s, parent and engine, and if the new run has no
+        `turn_id`.
         Otherwise the new run is queued as with `enqueue`.
 
         An injected prompt is sent with the next tool results or approval decision; its run then ends with the active
@@ -271,8 +276,8 @@ class Session:
         prompts survive a process crash; the run starts after `debounce_s`, or when a process next loads the session.
 
         Args:
-            turn_id: your id of the turn, unique in the session: it is on the turn and on the events of the run's start,
-                and `turn(turn_id)` finds the turn. Without it, the turn has its index only.
+            turn_id: your id of the turn, unique in the session: it is on the turn and on all events of the turn, and
+                `turn(turn_id)` finds the turn. Without it, the turn has its index only.
             parent: the id of the run, in any session of the user, on whose behalf this run is started, such as that of
                 an agent that calls this one; it is in the run's record.
             if_busy: what to do while another run is active; see the table above.
@@ -281,7 +286,8 @@ class Session:
             idempotency_key: a repeated call with the same key and the same prompts returns the run that the first call
                 started.
             timeout_s: the run fails after so many seconds.
-            labels: kept with the run; see `max_labels` and `max_label_chars` of `SessionConfig`.
+            labels: kept with the run, and on each of its events, so that `events(labels=...)` finds them; see
+                `max_labels` and `max_label_chars` of `SessionConfig`.
             memory: how the run uses long-term memory: `on` or True recalls before the run and saves its turn; `read`
                 only recalls; `off` or False does neither. The session's setting if omitted.
             model: the model that answers; the session's if omitted, or the engine's own if the session has none.
@@ -301,6 +307,8 @@ class Session:
                 calls them waits until their results come by `provide` of its handle, from any process. Their JSON
                 schemas check the arguments. Instructions and tools are recorded with the run and apply to all of its
                 steps, also after another process resumes it.
+            overflow: how this run alone shortens its requests: by `KeepLast(turns=5)`, `Trim(2_000)` or
+                `DeleteOldest()`. Later runs continue the whole conversation again, by the manager's strategy.
             on_event: a function that is called with each event of the run, deltas included, in order, beside the run:
                 in a thread, or in a task of the asynchronous family, which takes coroutine functions too. What it
                 raises is logged and changes nothing. `wait` of the returned handle waits for it.
@@ -654,9 +662,15 @@ class Session:
         runs, later = self._host.ask(verbs.runs(after, limit))
         return ListPage(runs, later)
 
-    @checked(after=Number, limit=Limit, kinds=Kinds | None, wait_s=WaitSeconds)
+    @checked(after=Number, limit=Limit, kinds=Kinds | None, labels=Labels | None, wait_s=WaitSeconds)
     def events(
-        self, after: int = 0, limit: int = 1000, *, kinds: Collection[str] | None = None, wait_s: float = 0.0
+        self,
+        after: int = 0,
+        limit: int = 1000,
+        *,
+        kinds: Collection[str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        wait_s: float = 0.0,
     ) -> EventPage:
         """Return up to `limit` events of all runs with a number above `after`, by number.
 
@@ -668,18 +682,20 @@ class Session:
             kinds: only events of these kinds, such as `["run_completed"]`. `limit` then says how many events are read
                 at once to find some, so a page may have fewer, and none if these kinds are rare: `next` says whether
                 there are more.
+            labels: only events that have all of these labels: those of their run, and their own; likewise.
             wait_s: wait up to so many seconds for the first event; without it, for none.
 
         Raises:
             OverloadedError: too many other callers have been waiting for all of `wait_s`.
         """
-        events, later, is_all = self._host.follow(
-            after, limit, None, wait_s, None if kinds is None else frozenset(kinds)
-        )
-        return EventPage(events, None if is_all or (kinds is None and not events) else later)
+        only = event_filter(kinds, labels)
+        events, later, is_all = self._host.follow(after, limit, None, wait_s, only)
+        return EventPage(events, None if is_all or (only is None and not events) else later)
 
-    @checked(name=Text)
-    def add_event(self, name: str, data: Mapping[str, Any] | None = None) -> int:
+    @checked(name=Text, labels=Labels | None)
+    def add_event(
+        self, name: str, data: Mapping[str, Any] | None = None, *, labels: Mapping[str, str] | None = None
+    ) -> int:
         """Add an event of your own to the session, which belongs to no run; return its number. Durable on return.
 
         Readers of the session's events get a `CustomEvent` with this name and data.
@@ -687,14 +703,15 @@ class Session:
         Args:
             name: 1 to 256 characters.
             data: a JSON object of at most 1 MB.
+            labels: by which `events(labels=...)` finds it; see `max_labels` and `max_label_chars` of `SessionConfig`.
 
         Raises:
-            InvalidInputError: the name or the data cannot be stored; nothing was stored.
+            InvalidInputError: the name, the data or the labels cannot be stored; nothing was stored.
             SessionEndedError: the session has ended; nothing was stored.
         """
         plain = None if data is None else json_object("data", data, MAX_EVENT_BYTES)
-        custom_event(name, plain)
-        return self._host.ask(verbs.add_event(name, plain, new_id()))
+        custom_event(name, plain, labels)
+        return self._host.ask(verbs.add_event(name, plain, new_id(), labels=labels))
 
     @checked(reason=Text)
     def cancel(self, reason: str = "cancelled by the caller") -> bool:

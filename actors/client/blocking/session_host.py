@@ -41,6 +41,7 @@ from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.events import AnyEvent, Event
 from turnwise.memory.conversation.prompts import Prompt
 from turnwise.memory.conversation.runs import Until
+from turnwise.memory.conversation.views.event_filter import EventFilter
 from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.values.ids import new_id
@@ -157,6 +158,17 @@ class SessionHost:
         outcome = self._client.outcome(answer.outcome, cache) if answer.outcome else None
         return StartedRun(answer.run_id, answer.turn_index, outcome, answer.dropped)
 
+    def delete_but_events(self, updated_at: float) -> Forgotten:
+        """Delete the session if its last commit was at this time; the event store keeps its events.
+
+        Raises:
+            SessionInUseError, SessionChangedError: see `delete`.
+            StoreError: the event store has not got all events yet; nothing was deleted.
+        """
+        report = self.ask(verbs.delete(verify=False, updated_at=updated_at, keeps_events=True))
+        self._client.drop(self._ref)
+        return report
+
     def delete(self, *, memory: bool, verify: bool, updated_at: float | None = None) -> Forgotten:
         """Delete the session and its agents', leaves first; if `memory` is set, the client's memories forget them too.
 
@@ -236,15 +248,15 @@ class SessionHost:
         limit: int,
         run_id: str | None,
         timeout_s: float | None = None,
-        kinds: frozenset[str] | None = None,
+        only: EventFilter | None = None,
     ) -> tuple[list[AnyEvent], int, bool]:
         """Wait for events of a run, or of the whole session, up to `timeout_s` seconds; see `SessionReads.events`."""
 
         def ask(left_s: float | None) -> Waited[tuple[list[Event], int, bool]]:
             nonlocal after
             slice_s = SLICE_S if left_s is None else min(left_s, SLICE_S)
-            waited = self.ask(verbs.events(slice_s, after, limit, run_id=run_id, kinds=kinds))
-            if kinds is not None:
+            waited = self.ask(verbs.events(slice_s, after, limit, run_id=run_id, only=only))
+            if only:
                 after = waited.answer[1]  # what it has looked through without finding one
             return waited
 

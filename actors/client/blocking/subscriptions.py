@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -26,6 +26,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
+from turnwise.memory.conversation.views.event_filter import EventFilter
 from turnwise.memory.growing_pauses import GrowingPauses
 
 POLL_S = 0.25
@@ -70,14 +71,14 @@ class EventFeed:
         query: Mapping[str, Any],
         *,
         session: SessionKey | None,
-        kinds: Collection[str] | None,
+        only: EventFilter | None,
         start_time: float,
         cursor: str | None,
     ) -> None:
         self._client = client
         self._query = query
         self._session = session
-        self._kinds = kinds
+        self._only = only
         self._start_time, self._mark, self._last_seqs = (
             (start_time, start_time, {}) if cursor is None else _parse(cursor)
         )
@@ -116,7 +117,7 @@ class EventFeed:
                 _log.warning("the events of session %r cannot be read: %s", session.key.full_name, error)
                 self._finish(session)
             else:
-                return [event for event in self._page if self._kinds is None or event.kind in self._kinds]
+                return self._page if self._only is None else self._only.of(self._page)
         return None
 
     def note(self, event: AnyEvent) -> None:

@@ -30,6 +30,7 @@ from turnwise.memory.deliveries.webhooks import WEBHOOK_EVENTS, WebhookEvent, ch
 from turnwise.memory.longterm.base import Status
 from turnwise.memory.longterm.memory_types import AnyCategory, AnyType, MemoryCategory, MemoryType
 from turnwise.memory.longterm.retention.about import About, Mention
+from turnwise.memory.quotas.records import Quota, check_quota
 from turnwise.memory.values.frozen_json import MAX_INTEGER, MIN_INTEGER, plain_json, plain_text
 from turnwise.memory.values.ids import check_id
 from turnwise.memory.values.limits import MAX_NAMES, MAX_VALUES
@@ -360,6 +361,12 @@ def _webhook_events(value: Any) -> tuple[WebhookEvent, ...]:
     return tuple(dict.fromkeys(value))
 
 
+def _quota(value: Any) -> Quota:
+    if not isinstance(value, Quota):
+        raise ValueError("must be a Quota, such as Quota(user_id='*', runs=100, per='day')")
+    return check_quota(value)
+
+
 def _secret(value: Any) -> str | None:
     return None if value is None else check_secret(value)
 
@@ -448,6 +455,7 @@ Sink = Annotated[EventSink, PlainValidator(_sink)]
 Kinds = Annotated[Collection[str], PlainValidator(_kinds)]
 StoredKinds = Annotated[Collection[str], PlainValidator(_stored_kinds)]
 WebhookEvents = Annotated[Sequence[WebhookEvent], PlainValidator(_webhook_events)]
+QuotaArg = Annotated[Quota, PlainValidator(_quota)]
 CallIds = Annotated[tuple[Text, ...], BeforeValidator(few)]
 """Ids of calls of a webhook."""
 Secret = Annotated[str | None, PlainValidator(_secret)]

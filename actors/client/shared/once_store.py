@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 
-from turnwise.actors.client.shared.sessions_client import SessionsClient
+from turnwise.actors.client.shared.sessions_client import HistoryArgument, SessionsClient
 from turnwise.actors.hosting.placement import InProcess, Packed
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.session.config import SessionConfig
+from turnwise.memory.stores.encrypted.settings import Encryption
 
 ONCE = "of run_once"
 """What errors call a session of `run_once`."""
 
 ONCE_STORE = "memory://turnwise-once"
-"""Where the runs of `run_once` are, as long as they are there."""
+"""Where the runs of `run_once` are, as long as they are there, of managers without a history store."""
 
 ONCE_TTL_S, ONCE_SWEEP_S = 60.0, 10.0
 """How long such a run can be read after its last change, and how often those that are older are looked for."""
 
 
+def once_url(client: SessionsClient) -> str:
+    """Return where a manager's runs of `run_once` are: apart for each history store, since each process has one."""
+    name = client.history_name
+    return ONCE_STORE if name is None else f"{ONCE_STORE}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
 def once_client(
-    namespace: str, engine: EngineBuilder | Mapping[str, EngineBuilder], config: SessionConfig, client: SessionsClient
+    namespace: str,
+    engine: EngineBuilder | Mapping[str, EngineBuilder],
+    config: SessionConfig,
+    client: SessionsClient,
+    *,
+    history_store: HistoryArgument,
+    encryption: Encryption | None,
 ) -> SessionsClient:
-    """Return a client of sessions that are kept in memory only, without memories. Starts their process."""
+    """Return a client of sessions that are kept in memory only, without memories. Starts their process.
+
+    Their events are also in the manager's history store, if it has one.
+    """
     once = SessionsClient.of(
         namespace,
-        ONCE_STORE,
-        history_store=None,
-        encryption=None,
+        once_url(client),
+        history_store=history_store,
+        encryption=None if history_store is None else encryption,
         engine=engine,
         memory=(),
         working_memory=None,

@@ -34,6 +34,7 @@ _ERRORS: dict[str, type[RunEndedError]] = {
 _ERRORS_BY_CODE: dict[str | None, type[RunFailedError]] = {
     "step_limit": RunLimitError,
     "budget": RunLimitError,
+    "quota": RunLimitError,
     "timeout": RunLimitError,
     "output_invalid": OutputInvalidError,
     "output_refused": OutputRefusedError,

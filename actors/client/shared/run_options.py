@@ -31,6 +31,8 @@ from turnwise.memory.conversation.runs import IfBusy
 from turnwise.memory.deliveries.payload import RUN_OPTIONS
 from turnwise.memory.values.ids import new_id
 from turnwise.memory.values.limits import count_values
+from turnwise.strategies.of_run import overflow_record
+from turnwise.strategies.strategy import OverflowStrategy
 
 if TYPE_CHECKING:
     from turnwise.actors.session.runs.admission import StartOptions
@@ -52,6 +54,7 @@ class AnswerOptions(TypedDict, total=False):
     output_retries: int
     instructions: str | None
     tools: Sequence[Tool] | None
+    overflow: OverflowStrategy | None
 
 
 class LaterRunOptions(AnswerOptions, total=False):
@@ -154,6 +157,7 @@ def _settings(
     output_retries: int = 2,
     instructions: str | None = None,
     tools: Any = None,
+    overflow: Any = None,
     on_event: EventSink | None = None,
 ) -> dict[str, Any]:
     return {
@@ -171,5 +175,6 @@ def _settings(
         "output": output,
         "instructions": instructions,
         "tools": tools,
+        "overflow": None if overflow is None else overflow_record(overflow),
         **callers_trace(),
     }

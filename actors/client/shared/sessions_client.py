@@ -181,6 +181,12 @@ class SessionsClient:
         return self._place.open_history(self.runtime) if self._place else None
 
     @property
+    def history_name(self) -> str | None:
+        """The URL of its history store, or a name in place of it; None without one."""
+        url = self._place.history_url if self._place else None
+        return url.url if isinstance(url, StoreObject) else url
+
+    @property
     def stores(self) -> tuple[SessionStore, HistoryStore | None]:
         """This process's store and history store (None without one); opened at first use."""
         with self._lock:
@@ -312,6 +318,10 @@ class SessionsClient:
         """
         if not self._looks:
             self._look_again()
+
+    def announce_quotas(self) -> None:
+        """Say that quotas were changed. Does not wait."""
+        self.runtime.announce_quotas(self.name)
 
     def announce_webhooks(self) -> None:
         """Say that webhooks were changed, or that their calls are due again. Does not wait."""

@@ -120,14 +120,16 @@ class ToolContext:
     add_cost: Callable[[float], object] | None = field(default=None, compare=False, repr=False)
     """Adds to what the call has cost; None in another process."""
 
-    def event(self, name: str, data: Mapping[str, Any] | None = None) -> None:
+    def event(
+        self, name: str, data: Mapping[str, Any] | None = None, *, labels: Mapping[str, str] | None = None
+    ) -> None:
         """Add an event of your own to the run, within this call: see `StepContext.event`.
 
         Raises:
-            InvalidInputError: the name or the data cannot be stored.
+            InvalidInputError: the name, the data or the labels cannot be stored.
             ToolError: the tool runs in another process, on Ray: call `ExecutionHandle.add_event` there.
         """
-        self._own_timeline.event(name, data)
+        self._own_timeline.event(name, data, labels=labels)
 
     def note(self, text: str) -> None:
         """Add a `PlannerNote` to the run, within this call: see `event`."""

@@ -447,7 +447,7 @@ def _without(turn: Turn, refused: frozenset[Content]) -> Turn:
 
     if not refused:
         return turn
-    return turn.showing([block.replacing(flaw_of) if isinstance(block, ToolResult) else block for block in turn.blocks])
+    return turn.reduced([block.replacing(flaw_of) if isinstance(block, ToolResult) else block for block in turn.blocks])
 
 
 def _with(turn: Turn, answer: Sequence[AnyBlock]) -> Turn:

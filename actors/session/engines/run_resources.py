@@ -12,8 +12,10 @@ from turnwise.actors.inference.observing import NO_OPERATION, Operation, observe
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.window.compaction_tasks import Compactor
+from turnwise.errors import ConfigError, InvalidInputError, shown
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.working.memory import WorkingMemory
+from turnwise.strategies.of_run import strategy_of
 from turnwise.strategies.strategy import OverflowStrategy
 
 
@@ -45,9 +47,8 @@ class RunResources:
         self.observer = observer_of(config.telemetry)
         """Tells telemetry about runs; None without telemetry."""
         self.engine_id = engine_id
-        engine = engine_named(builder, None)
-        is_available = not isinstance(engine, MissingEngine)  # else runs fail, and the window's size is unknown
-        self.compactor = Compactor(overflow, engine, config, off_loop) if overflow and is_available else None
+        self._engine = engine_named(builder, None)
+        self.compactor = self._compactor(overflow) if overflow else None
         used = tuple(slot for slot in memories if slot.is_used)
         self.memories: Sequence[MemorySlot]
         """The memories that runs search and save in."""
@@ -82,6 +83,27 @@ class RunResources:
             run_resources._whole = self
             self._by_engine[name] = run_resources
         return self._by_engine[name]
+
+    def _compactor(self, strategy: OverflowStrategy) -> Compactor | None:
+        if isinstance(self._engine, MissingEngine):  # runs fail, and the window's size is unknown
+            return None
+        return Compactor(strategy, self._engine, self.config, self._parts[1])
+
+    def compactor_of(self, record: RunRecord) -> Compactor | None:
+        """Return the compactor for a run's requests, with its own strategy if it has one; None if there is no strategy.
+
+        Raises:
+            InvalidInputError: its own strategy needs the size of the model's window, which is not known.
+        """
+        if record.overflow is None:
+            return self.compactor
+        strategy = strategy_of(record.overflow)
+        if self.compactor:
+            return self.compactor.using(strategy)
+        try:
+            return self._compactor(strategy)
+        except ConfigError as error:
+            raise InvalidInputError("overflow", shown(record.overflow), str(error)) from None
 
     def follow(
         self, session: SessionView, record: RunRecord, caller: Mapping[str, str] | None = None, depth: int = 0

@@ -67,7 +67,8 @@ class Spending:
             if excess is None:
                 continue
             reason = f"the {owner} has spent {excess}"
-            rejected = any(state.wants == "budget" and state.verdict == "rejected" for state in calls.values())
+            asked = [state for state in calls.values() if state.name == "budget" == state.wants]
+            rejected = any(state.verdict == "rejected" for state in asked)
             if run.run_resources.config.over_budget == "fail" or rejected:
                 raise LimitError(f"{reason}: {remedy}", "budget")
             # Each extension has an id of its own.

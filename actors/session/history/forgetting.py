@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from turnwise.actors.inference.attempt import reason
@@ -17,6 +18,7 @@ from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
 from turnwise.actors.session.memory.unsaved_turns import SavingProgress
 from turnwise.actors.session.state.alarm import Alarm
+from turnwise.actors.session.state.journal import FLUSH_S
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
 from turnwise.actors.session.window.leaving_out import carrying, without
@@ -36,7 +38,18 @@ from turnwise.memory.conversation.events import Event, SetsInput, TurnForgotten,
 from turnwise.memory.conversation.marks import count_marks
 from turnwise.memory.conversation.remainder import from_user
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import Seen, Span, Spans, join, overlap, places, subtract, to_places, union
+from turnwise.memory.conversation.spans import (
+    Seen,
+    Span,
+    Spans,
+    join,
+    overlap,
+    places,
+    size,
+    subtract,
+    to_places,
+    union,
+)
 from turnwise.memory.conversation.turns import TurnRecord, turn_id
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.longterm.base import Scope, is_read_only
@@ -47,9 +60,6 @@ from turnwise.memory.stores.reading import INDEX, SEQ, pages
 
 TURNS_PAGE = 1000
 """How many turns are read at once."""
-
-FLUSH_S = 5.0
-"""How long events may take to arrive in the history store before those of cleared turns are deleted there."""
 
 
 class Forgetting:
@@ -188,6 +198,33 @@ class Forgetting:
         await self._retrieval.recall_anew()
         return done
 
+    async def prune(self, limit: int) -> int:
+        """Remove the oldest turns until the others have at most `limit` blocks; return how many they have then.
+
+        The newest shown turn stays, and so do turns that a memory lacks. Call it within a change, while no run is
+        active or queued.
+        """
+        turns = await self._all_turns()
+        is_among = shown_among(self._journal.session.branches)
+        shown = [turn.index for turn in turns if is_among(turn.index)]
+        last = self._progress.saved + 1 if self._progress.writable else self._journal.session.next_index
+        stored = sum(map(_size, turns))
+        first, left = -1, stored
+        for turn, following in pairwise(turns):
+            left -= _size(turn)
+            if stored <= limit or following.index > min(last, shown[-1] if shown else -1):
+                break
+            if is_among(following.index):
+                first, stored = following.index, left
+        removed = [turn for turn in turns if turn.index < first]
+        if removed:
+            remaining = turns[len(removed) :]
+            await self._compaction.stop()
+            await self._remove(removed, remaining, None)
+            await self._clear_history(removed, remaining)
+            self._compaction.watch()
+        return stored
+
     async def _all_turns(self) -> list[TurnRecord]:
         read = partial(self._journal.store.turns, self._state.key, limit=TURNS_PAGE)
         return [turn async for page in pages(read, -1, INDEX) for turn in page]
@@ -284,7 +321,14 @@ class Forgetting:
         indices = from_user(all_blocks, range(len(blocks), len(all_blocks)))
         return join(restricted_places[index - len(blocks)] for index in indices), summaries
 
-    async def delete(self, *, memory: bool = True, verify: bool = False, updated_at: float | None = None) -> Forgotten:
+    async def delete(
+        self,
+        *,
+        memory: bool = True,
+        verify: bool = False,
+        updated_at: float | None = None,
+        keeps_events: bool = False,
+    ) -> Forgotten:
         """Delete the session permanently, with what memories keep of it; forks keep the blocks that they use.
 
         Memories are cleared first, so that a delete that fails can be repeated.
@@ -293,6 +337,7 @@ class Forgetting:
             memory: if false, memories keep what they have of the session.
             verify: see `forget_turn`.
             updated_at: delete only if the session's last commit was at this time.
+            keeps_events: whether the history store keeps the session's events; see `Journal.delete`.
 
         Raises:
             SessionInUseError: a run is active or queued; nothing was deleted.
@@ -313,7 +358,7 @@ class Forgetting:
                 if self._journal.session.called_by is not None:
                     await self._hand_back_results()
                 await self._transactor.store_unbilled()  # for the ledger, which stays
-                turns = await self._journal.delete()
+                turns = await self._journal.delete(keeps_events=keeps_events)
             except BaseException:
                 self._ingestion.load()
                 raise
@@ -452,6 +497,11 @@ class Forgetting:
         if isinstance(slot.memory, Eraser):
             return await slot.memory.erase(scope, **turn_filter)
         return await erase(slot.memory, scope, **turn_filter)
+
+
+def _size(turn: TurnRecord) -> int:
+    """Return how many blocks a turn has added."""
+    return size(turn.prompt) + size(turn.output)
 
 
 def _remaining_blocks(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from turnwise.actors.session.acting import acting_member
 from turnwise.actors.session.history.forgetting import Forgetting
-from turnwise.actors.session.state.acting import acting_member
 from turnwise.actors.session.state.alarm import Alarm
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor

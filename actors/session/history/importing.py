@@ -10,6 +10,7 @@ from dataclasses import replace
 from turnwise.actors.inference.engine import NewEvent, Selective
 from turnwise.actors.inference.named_engines import NamedEngines
 from turnwise.actors.session.engines.session_engines import SessionEngines
+from turnwise.actors.session.history.pruning import Pruning
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory.unsaved_turns import SAVED, SavingProgress, use_of
 from turnwise.actors.session.state.run_events import is_snapshot
@@ -50,8 +51,10 @@ class Importing:
         state: SessionState,
         transactor: Transactor,
         engines: SessionEngines,
+        *,
         ingestion: MemoryIngestion,
         progress: SavingProgress,
+        pruning: Pruning,
     ) -> None:
         self._state = state
         self._journal = state.journal
@@ -59,6 +62,7 @@ class Importing:
         self._engines = engines
         self._ingestion = ingestion
         self._progress = progress
+        self._pruning = pruning
 
     async def import_turns(
         self,
@@ -69,9 +73,10 @@ class Importing:
     ) -> int:
         """Store a conversation behind the newest turn, in one commit; return the index of its last turn.
 
-        A turn consists of prompts and of the blocks up to the next prompt. Prompts at the end become a turn that waits
-        for a run, as appended prompts do; so do answers without any prompt. If the conversation continues the session's
-        own and has no key, only its new blocks are stored.
+        A turn consists of prompts and of the blocks up to the next prompt. Its time is that of its first message if the
+        messages have times, else now. Prompts at the end become a turn that waits for a run, as appended prompts do; so
+        do answers without any prompt. If the conversation continues the session's own and has no key, only its new
+        blocks are stored.
 
         Args:
             idempotency_key: repeating the key stores nothing and returns the same index, until the turns are cleared;
@@ -102,9 +107,8 @@ class Importing:
             stored_count = 0 if idempotency_key else await self._count_stored(conversation.blocks)
             if stored_count == len(conversation.blocks):
                 return self._newest
-            return await self._add(
-                conversation.blocks[stored_count:], encoded[stored_count:], event_key, fingerprint, memory
-            )
+            new = conversation.part(stored_count, len(conversation.blocks))
+            return await self._add(new, encoded[stored_count:], event_key, fingerprint, memory)
 
         return await self._transactor.run(change)
 
@@ -208,9 +212,8 @@ class Importing:
             reason = f"prompts of session {state.session_id!r} wait for a run: start it, or remove them"
             raise InvalidInputError("messages", len(state.run_queue.pending.prompt), reason)
 
-    async def _add(
-        self, blocks: Sequence[AnyBlock], encoded: list[str], key: str, fingerprint: str, memory: MemoryUse
-    ) -> int:
+    async def _add(self, conversation: Given, encoded: list[str], key: str, fingerprint: str, memory: MemoryUse) -> int:
+        blocks, times = conversation.blocks, conversation.times
         head, now = self._state.head, self._journal.clock()
         span, session = self._journal.extend(len(blocks))
         turns: list[TurnRecord] = []
@@ -218,9 +221,11 @@ class Importing:
         before = head
         for start, answer, stop in exchanges(blocks):
             index = session.next_index + len(turns)
+            written_at = times[start] if times else None
+            created_at = now if written_at is None else min(written_at, now)  # clocks elsewhere may be ahead
             turn_span = Span(span.log, span.start + start, span.start + stop)
             prompt, output = cut([turn_span], answer - start)
-            turn = TurnRecord(index=index, prompt=prompt, appended=prompt, created_at=now)
+            turn = TurnRecord(index=index, prompt=prompt, appended=prompt, created_at=created_at)
             added = {
                 "turn_index": index,
                 "span": (turn_span.start, turn_span.stop),
@@ -247,6 +252,7 @@ class Importing:
             if not turn.is_open:
                 self._progress.add_ended(turn, use_of(turn))
         self._ingestion.save_soon()
+        self._pruning.watch()
         return turns[-1].index
 
 

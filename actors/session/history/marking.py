@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from turnwise.actors.session.state.acting import acting_member, check_acting
+from turnwise.actors.session.acting import acting_member, check_acting
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
 from turnwise.errors import InvalidInputError, shown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from turnwise.actors.session.state.acting import acting_member
+from turnwise.actors.session.acting import acting_member
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
 from turnwise.errors import InvalidInputError, NotAllowedError, TooManyError, shown

@@ -210,8 +210,8 @@ class MemoryIngestion:
                 refused += 1
                 alone = max(alone, turns[-1].index)
                 if len(turns) == 1 and (refused >= ATTEMPTS or not isinstance(error, ExtractionError)):
-                    values = {"turn_index": turns[0].index, "memory": slot.name, "why": reason(error)}
-                    await self._store_event((TurnNotSaved, values))
+                    about = {"turn_index": turns[0].index, "turn_id": turns[0].turn_id}
+                    await self._store_event((TurnNotSaved, {**about, "memory": slot.name, "why": reason(error)}))
                     self._progress.add_saved(slot, turns)
                     refused = 0
                 elif len(turns) > 1:
@@ -281,7 +281,7 @@ class MemoryIngestion:
         async for events in pages(partial(self._journal.bare_events, limit=EVENTS), turn.first_seq - 1, SEQ):
             run_events = [event for event in events if event.run_id == turn.run_id]
             notes += [event for event in run_events if isinstance(event, PlannerNote)]
-            if run_events and run_events[-1].terminal:
+            if any(event.terminal for event in run_events):
                 break
         return notes
 

@@ -14,12 +14,12 @@ from turnwise.actors.memory.about import SessionMemories
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.config import MemoryConfig, scope_of, shared_id
 from turnwise.actors.memory.session_memory_access import SessionMemoryAccess
+from turnwise.actors.session.acting import acting_member, root_of
 from turnwise.actors.session.engines.run_resources import RunResources
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.engines.side_bill import SideBill
 from turnwise.actors.session.memory.group_saves import speakers_of
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
-from turnwise.actors.session.state.acting import acting_member, root_of
 from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.session_tasks import SessionTasks
 from turnwise.actors.session.state.state import SessionState
@@ -310,7 +310,7 @@ def words_of(author: str | None, owner: str, blocks: Sequence[Block]) -> Sequenc
 
 def _memory_limit(run: ActiveRun) -> int:
     """Return how many tokens of a request all memories may take, profiles included."""
-    compactor = run.run_resources.compactor
+    compactor = run.compactor
     return compactor.budget.max_tokens // SHARE if compactor else sys.maxsize
 
 

@@ -112,8 +112,8 @@ class SavingProgress:
         saved_turns = self._engines.config.memory.save
         skip = use != "on" or turn.forgotten or (saved_turns == "completed" and turn.status != "completed")
         spans = join(turn.prompt, turn.output)
-        own = (turn.created_at, skip, turn.run_id, first_seq, author)
-        self._unsaved[turn.index] = TurnBlocks(turn.index, spans, *own)
+        own = (turn.created_at, skip, turn.run_id, first_seq)
+        self._unsaved[turn.index] = TurnBlocks(turn.index, spans, *own, author=author, turn_id=turn.turn_id)
 
     def make_private(self, index: int) -> bool:
         """Do not save this turn in any more memories; return whether any memory still lacked it."""

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple, Required, TypedDict, Unpack, cast
 from turnwise.actors.inference.engine import NewEvent, Selective, check_answers, check_taken, engine_of_run
 from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines
 from turnwise.actors.inference.observing import NO_OPERATION, within
+from turnwise.actors.session.acting import acting_member, check_acting, check_own
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.engines.run_resources import RunResources
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.history.versions import Replacement, Versions
 from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
+from turnwise.actors.session.runs.quota_checks import QuotaChecks
 from turnwise.actors.session.runs.run_driver import RunDriver
-from turnwise.actors.session.state.acting import acting_member, check_acting, check_own
 from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.reads import SessionReads
 from turnwise.actors.session.state.run_events import about, end_event, merged_into, start_event, turn_key
@@ -36,6 +37,7 @@ from turnwise.errors import (
     InvalidPromptError,
     NoActiveRunError,
     QueueFullError,
+    QuotaExceededError,
     RunNotFoundError,
     SessionBusyError,
     SessionEndedError,
@@ -107,6 +109,7 @@ class StartOptions(TypedDict, total=False):
     output: Mapping[str, Any] | None
     instructions: str | None
     tools: Mapping[str, Mapping[str, Any]] | None
+    overflow: Mapping[str, Any] | None
     says: str | None
     trace: Mapping[str, str] | None
     author: str | None
@@ -161,7 +164,7 @@ class _StartRequest:
 
     def _fingerprint(self) -> str:
         """Return a digest of the prompts and of the options of the model call."""
-        options = [self.options.get(name) for name in ("model", "params", "output", "instructions", "tools", "says")]
+        options = [self.options.get(name) for name in _FINGERPRINTED]
         return hashlib.sha256("\n".join([*self.encoded, json.dumps(options, sort_keys=True)]).encode()).hexdigest()
 
 
@@ -187,6 +190,7 @@ class RunAdmission:
         compaction: WindowCompaction,
         reads: SessionReads,
         versions: Versions,
+        quotas: QuotaChecks,
     ) -> None:
         self._state = state
         self._journal = state.journal
@@ -197,6 +201,7 @@ class RunAdmission:
         self._compaction = compaction
         self._reads = reads
         self._versions = versions
+        self._quotas = quotas
 
     async def append(self, prompts: Sequence[Prompt], key: str) -> int:
         """Store prompts for the next run; return the index of that run's turn.
@@ -280,6 +285,7 @@ class RunAdmission:
             output: the type of the run's answer; see `OutputType`.
             instructions: the system prompt of this run alone.
             tools: the tools of this run alone; see `RunContext.tools`.
+            overflow: the overflow strategy of this run alone; see `strategies/of_run`.
             says: the run's answer; no model is asked. See `say`.
             author: of a run that a delivery begins, the member for whom it was added. Of others it is the caller.
             trace: the W3C trace context of the caller.
@@ -289,6 +295,7 @@ class RunAdmission:
             EmptyTurnError, InvalidPromptError: there are neither prompts nor instructions, or a prompt cannot be
                 stored; nothing was stored.
             IdempotencyConflictError, TurnIdTakenError: the key or the id is in use; nothing was stored.
+            QuotaExceededError: a quota is used up; nothing was stored.
             TooManyError: there are more prompts than one call may bring, or than may wait for runs; nothing was stored.
             InvalidInputError: labels or instructions are larger than `SessionConfig` allows, or the engine does not
                 support a parameter, a choice of model, typed output, instructions or tools; nothing was stored.
@@ -380,6 +387,7 @@ class RunAdmission:
 
         Raises:
             SessionBusyError, QueueFullError: the session takes no run now; nothing was stored. Try again later.
+            QuotaExceededError: a quota is used up; nothing was stored. Try again in its next period.
             InvalidInputError: the delivery can never be carried out; nothing was stored.
         """
         await self._transactor.loaded()
@@ -473,13 +481,15 @@ class RunAdmission:
         await self._check_parent(self._checked_record(request, is_free=True))
         if request.turn_id is not None:
             await self._check_turn_id(request.turn_id)
+        if request.options.get("says") is None:
+            await self._quotas.check_start()
         return None
 
     async def _make_request(
         self, prompts: Sequence[Prompt], options: StartOptions, rerun: _Rerun | None = None
     ) -> _StartRequest:
         """Return the request of a run, whose prompts and options can be stored."""
-        _check_labels(options.get("labels") or {}, self._engines.config)
+        self._engines.config.check_labels(options.get("labels") or {})
         _check_instructions(options.get("instructions"), self._engines.config)
         _check_debounce(options)
         blocks, encoded = await self._accept(prompts)
@@ -515,7 +525,19 @@ class RunAdmission:
                 await self._transactor.commit(self._journal.session, deliveries=changes)
             return started or Started(busy.run_id, busy.turn.index, dropped=True)
         record = self._with_trace(request, record)
-        return await (self._merge(request, record, merging) if merging else self._store(request, record))
+        return await (self._merge(request, record, merging) if merging else self._accept_run(request, record))
+
+    async def _accept_run(self, request: _StartRequest, record: RunRecord) -> Started:
+        """Store a run as quotas allow it: as it is, as one that waits for a quota, or for a decision about one.
+
+        Raises:
+            QuotaExceededError: a quota is used up that refuses runs; nothing was stored.
+        """
+        while True:
+            try:
+                return await self._store(request, record)
+            except QuotaExceededError as error:
+                record = await self._quotas.admitted(record, error)
 
     async def _replace(self, request: _StartRequest, rerun: _Rerun) -> None:
         """Find what the run stores in place of a turn; if it keeps the turn's prompts, take them. See `Versions`.
@@ -547,7 +569,9 @@ class RunAdmission:
         """Commit a run as running, or as queued behind the active one; then launch it, or cancel the active one."""
         active, if_busy, operation = self._state.active, request.if_busy, request.operation
         replacement, head = request.replacement, self._state.head
-        begins = if_busy != "debounce" and (self._state.busy is None or not (active or if_busy not in _CLEARS_QUEUE))
+        begins = not (if_busy == "debounce" or record.waits_for_quota) and (
+            self._state.busy is None or not (active or if_busy not in _CLEARS_QUEUE)
+        )
         blocks, run_queue, now = request.blocks, self._state.run_queue, record.created_at
         cancelled = list(run_queue.queue) if if_busy in _CLEARS_QUEUE else []
         reason = f"{if_busy} by run {record.run_id}"
@@ -586,7 +610,7 @@ class RunAdmission:
             run.turn = replacement.continued(run.turn) if replacement else run.turn
             event = start_event(run.record, run.turn, head, session, prompts, names_input=replacement is not None)
         if request.turn_id is not None:
-            event[1].update({"turn_id": request.turn_id, "key": turn_key(request.turn_id)})
+            event[1]["key"] = turn_key(request.turn_id)
         if begins and record.says is not None:
             return await self._store_said(request, run, record.says, event, session)
         await self._transactor.commit(
@@ -607,7 +631,7 @@ class RunAdmission:
         for preempted, end in zip(cancelled, ends, strict=True):
             self._driver.note_end(preempted, end, None)
         if begins:
-            self._driver.launch(run)
+            self._driver.launch(run, is_accepted_now=not record.calls)
         else:
             run_queue.add(run)
         self._driver.watch_queue()
@@ -928,7 +952,7 @@ class RunAdmission:
         else:
             model, params, output = None, FrozenDict(), {"says": says}
         now, silence_s = self._journal.clock(), options.get("debounce_s")
-        return RunRecord(
+        record = RunRecord(
             **state.key._asdict(),
             turn_index=0,
             state="queued",
@@ -947,8 +971,11 @@ class RunAdmission:
             output=FrozenDict(output) if output else None,
             instructions=instructions,
             tools=FrozenDict(tools),
+            overflow=FrozenDict(options.get("overflow") or {}) or None,
             joins=bool(state.busy) and request.if_busy == "inject" and not any(map(options.get, _OWN_OPTIONS)),
         )
+        request.run_resources.compactor_of(record)  # refuses a strategy that this session's window does not allow
+        return record
 
     async def _find_run(self, request: _StartRequest, *, stored: bool = False) -> Started | None:
         """Return the run with this id or idempotency key, or None; with `stored`, look up the id in the store too."""
@@ -989,32 +1016,15 @@ def asks_alike(first: RunRecord, second: RunRecord) -> bool:
     return all(getattr(first, name) == getattr(second, name) for name in _COMPARED)
 
 
-_OWN_OPTIONS = ("turn_id", "parent", "timeout_s", "memory", "model", "params", "output", "instructions", "tools")
+_FINGERPRINTED = ("model", "params", "output", "instructions", "tools", "overflow", "says")
+"""The options of the model call, which are the same in a repeated request."""
+
+_OWN_OPTIONS = (
+    *("turn_id", "parent", "timeout_s", "memory", "model", "params", "output", "instructions", "tools", "overflow"),
+)
 """The options that keep a run from joining another one, since it would lose them."""
 
-_COMPARED = (
-    "author",
-    "engine",
-    "parent",
-    "timeout_s",
-    "memory",
-    "model",
-    "params",
-    "output",
-    "instructions",
-    "tools",
-    "joins",
-)
-
-
-def _check_labels(labels: Mapping[str, str], config: SessionConfig) -> None:
-    """Raise InvalidInputError for more or longer labels than sessions may have."""
-    if len(labels) > config.max_labels:
-        raise InvalidInputError("labels", shown(labels), f"must be at most {config.max_labels}, not {len(labels)}")
-    for text in (*labels, *labels.values()):
-        if len(text) > config.max_label_chars:
-            reason = f"must be at most {config.max_label_chars} characters long, not {len(text)}"
-            raise InvalidInputError("labels", shown(text), reason)
+_COMPARED = ("author", "engine", *_OWN_OPTIONS[1:], "joins")
 
 
 def _check_instructions(instructions: str | None, config: SessionConfig) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 from turnwise.actors.inference.attempt import reason
 from turnwise.actors.inference.engine import CallChecker, EngineBuilder, NewEvent, Selective
+from turnwise.actors.session.acting import check_own
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.runs.agents import AgentCalls
 from turnwise.actors.session.runs.prompt_joining import Joining, PromptJoining
 from turnwise.actors.session.runs.run_driver import RunDriver
-from turnwise.actors.session.state.acting import check_own
 from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.reads import SessionReads
 from turnwise.actors.session.state.recorded_output import RecordedOutput

@@ -100,7 +100,7 @@ class PromptJoining:
         queue = self._state.run_queue.queue
         if not (queue and queue[0].record.joins and self._calls_again(run)):
             return ()
-        cache, compactor = self._state.journal.blocks.cache, run.run_resources.compactor
+        cache, compactor = self._state.journal.blocks.cache, run.compactor
         runs, prompts = list[ActiveRun](), join()
         for queued_run in queue:
             record, queued = run.record, queued_run.record

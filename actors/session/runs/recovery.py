@@ -154,7 +154,7 @@ class Recovery:
             repaired = Ledger(run.output.blocks).repaired(LOST, interrupted=True)
             session = run.charged(session, end)
             turn, new, session = run.with_output(repaired, session, status="interrupted")
-            turns.append(turn)
+            turns.append(run.restored(turn, self._state.head))
             blocks += new
             events.append(end_event(end, new, session))
         head = turns[-1] if turns else self._state.head

@@ -13,13 +13,16 @@ from turnwise.actors.inference.engine import NewEvent, takes_prompts
 from turnwise.actors.inference.observing import within
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.engines.spending import Spending
+from turnwise.actors.session.history.pruning import Pruning
 from turnwise.actors.session.history.titles import Titles
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
 from turnwise.actors.session.memory.unsaved_turns import SavingProgress
 from turnwise.actors.session.runs.agents import AgentCalls
 from turnwise.actors.session.runs.prompt_joining import Joining, PromptJoining
+from turnwise.actors.session.runs.quota_checks import QuotaChecks
 from turnwise.actors.session.runs.refused_media import leave_out
+from turnwise.actors.session.runs.stored_input import with_input
 from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.recorded_output import RecordedOutput
 from turnwise.actors.session.state.run_events import about, end_event, placed, request_event, start_event
@@ -28,15 +31,15 @@ from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor, UnknownOutcome
 from turnwise.actors.session.window.request_fitting import RequestFitting
 from turnwise.actors.session.window.window_compaction import WindowCompaction
-from turnwise.errors import EngineError, StoreError, TurnwiseError
+from turnwise.errors import EngineError, QuotaExceededError, StoreError, TurnwiseError
 from turnwise.memory.background import log_failure, retry
 from turnwise.memory.conversation.blocks import Block, Text, ToolResult
 from turnwise.memory.conversation.branches import first_change, without_version
 from turnwise.memory.conversation.calls.tool_calls import CallState, encode_calls
-from turnwise.memory.conversation.events import Event, TurnReplaced
+from turnwise.memory.conversation.events import Event, InputReplaced, TurnReplaced
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import join, union
+from turnwise.memory.conversation.spans import join, to_places, union
 from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.turns import Turn, TurnRecord, turn_id
 from turnwise.memory.conversation.usage import Usage
@@ -91,6 +94,8 @@ class RunDriver:
         progress: SavingProgress,
         agents: AgentCalls,
         titles: Titles,
+        quotas: QuotaChecks,
+        pruning: Pruning,
     ) -> None:
         self._state = state
         self._journal = state.journal
@@ -106,6 +111,8 @@ class RunDriver:
         self._progress = progress
         self._agents = agents
         self._titles = titles
+        self._quotas = quotas
+        self._pruning = pruning
         self.schedules: ScheduleAccess | None = None
         """See `RunContext.schedules`. Set it once; it refers to this driver, so pass a weak reference."""
 
@@ -119,14 +126,16 @@ class RunDriver:
             parent=turn_id(self._state.session_id, head.index) if head else None,
             input=join(head.base if head else (), turn.prompt),
         )
-        return replace(record, state="running", started_at=self._journal.clock()), turn
+        return replace(record, state="running", started_at=self._journal.clock(), code=None), turn
 
     def begin_next(self, head: TurnRecord | None, requeued: Sequence[TurnRecord] = ()) -> list[Begun]:
         """Return a list with the first queued run as running, whose turn is the first of `requeued`, if any.
 
-        The list is empty if no run is queued, or if the first one waits for silence.
+        The list is empty if no run is queued, or if the first one waits for silence or for a quota: whether that one
+        may begin, the store says to a commit that does nothing else.
         """
-        queue = [run for run in list(self._state.run_queue.queue)[:1] if self._silence_s(run) <= 0]
+        first = list(self._state.run_queue.queue)[:1]
+        queue = [run for run in first if self._silence_s(run) <= 0 and not run.record.waits_for_quota]
         return [(run, *self.begin(run.record, next(iter(requeued), run.turn), head)) for run in queue]
 
     def _silence_s(self, run: ActiveRun) -> float:
@@ -155,19 +164,40 @@ class RunDriver:
 
     async def _begin_first(self) -> None:
         """Begin the first queued run, if no run is active and it has waited long enough."""
-        head = self._state.head
+        head, first = self._state.head, next(iter(self._state.run_queue.queue), None)
         begun = [] if self._state.active else self.begin_next(head)
         if begun:
-            session = self._journal.session
-            await self._transactor.commit(
-                session,
-                self.start_events(begun, head, session),
-                turns=[turn for _, _, turn in begun],
-                runs=[record for _, record, _ in begun],
-                live=True,
-            )
-            self.launch_next(begun)
+            await self._commit_begun(begun, head)
+        elif first and first.record.waits_for_quota and not self._state.active and self._silence_s(first) <= 0:
+            await self._begin_within_quotas(first, head)
         self.watch_queue()
+
+    async def _commit_begun(self, begun: Sequence[Begun], head: TurnRecord | None) -> None:
+        session = self._journal.session
+        await self._transactor.commit(
+            session,
+            self.start_events(begun, head, session),
+            turns=[turn for _, _, turn in begun],
+            runs=[record for _, record, _ in begun],
+            live=True,
+        )
+        self.launch_next(begun)
+
+    async def _begin_within_quotas(self, run: ActiveRun, head: TurnRecord | None) -> None:
+        """Begin a run that has waited for a quota, or have it wait for the quota's next period."""
+        record = run.record
+        while True:
+            try:
+                await self._commit_begun([(run, *self.begin(record, run.turn, head))], head)
+            except QuotaExceededError as error:
+                admitted = await self._quotas.admitted(record, error)
+            else:
+                return
+            if admitted.calls == record.calls:  # else somebody is asked, and it may begin
+                break
+            record = admitted
+        await self._transactor.commit(self._journal.session, runs=[admitted])
+        run.record = admitted
 
     def start_events(self, begun: Sequence[Begun], head: TurnRecord | None, session: SessionRecord) -> list[NewEvent]:
         """Return the events of runs that begin with the next commit, and continue `head`."""
@@ -181,8 +211,13 @@ class RunDriver:
             run.record, run.turn = record, turn
             self.launch(run)
 
-    def launch(self, run: ActiveRun) -> None:
-        """Make a run the active one, after the commit that stored it as running or waiting, and start its engine."""
+    def launch(self, run: ActiveRun, *, is_accepted_now: bool = False) -> None:
+        """Make a run the active one, after the commit that stored it as running or waiting, and start its engine.
+
+        Args:
+            is_accepted_now: whether that commit has found all its quotas not used up.
+        """
+        run.is_accepted_now = is_accepted_now
         self._state.trim_events(run)
         self._state.set_active(run)
         self._drop_old_blocks()
@@ -256,7 +291,11 @@ class RunDriver:
         with within(run.operation):
             runner = await self._engines.runner(run)
             run.takes_prompts = takes_prompts(runner)
+            self._quotas.check_decided(run)
             self._spending.check_run(run)
+            if not run.is_accepted_now:
+                await self._quotas.check_run(run)
+            run.is_accepted_now = False
             await self._retrieval.recall(run)
             return await runner.run(await self._fitting.make_room(run), attempt)
 
@@ -343,6 +382,7 @@ class RunDriver:
         turn, blocks = run.turn, list[Block]()
         if not discarded:
             turn, blocks, session = run.with_output(attempt.output(ending), session, status=state, **fields)
+            turn = run.restored(turn, self._state.head)
         return Ended(end, turn, end_event(end, blocks, session, discarded=discarded), blocks, session)
 
     def _after_end(self) -> None:
@@ -350,6 +390,7 @@ class RunDriver:
         self._compaction.watch()
         self._ingestion.save_soon()
         self._titles.watch()
+        self._pruning.watch()
 
     def said(self, run: ActiveRun, text: str, session: SessionRecord) -> Ended:
         """Return the end of a run that says a text, for the commit that begins the run too; `session` is its row."""
@@ -399,10 +440,30 @@ class RunDriver:
         self._spending.check_run(run)
 
     async def make_room(self, run: ActiveRun, *, too_long: bool) -> Turn:
-        """See `StepContext.make_room`."""
+        """See `StepContext.make_room`. Raises what `QuotaChecks.check_run` does."""
         if too_long:
             await self._fitting.shrink(run)
+        else:
+            await self._quotas.check_run(run)
         return await self._fitting.make_room(run)
+
+    async def store_input(self, attempt: Attempt, blocks: Sequence[Block]) -> None:
+        """See `StepContext.store_input`."""
+        run = attempt.run
+
+        async def change() -> None:
+            if run.done.done() or run.attempt is not attempt:
+                raise EngineError("the run has ended: nothing can be added to it")
+            session, cache = self._journal.session, self._journal.blocks.cache
+            turn, new = with_input(run.turn, blocks, run.output.blocks, cache, session)
+            if turn.input == run.turn.input:
+                return
+            event = InputReplaced, {**about(run.record), "input": to_places(turn.input, session.log)}
+            _, session = self._journal.extend(len(new))
+            await self._transactor.commit(session, [event], blocks=new, turns=[turn])
+            run.turn = turn
+
+        await self._transactor.run_with_retries(change)
 
     async def store_added(self, run: ActiveRun) -> None:
         """See `RunCallbacks`."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
+from turnwise.actors.session.acting import acting_member
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.runs.admission import RunAdmission, StartOptions
-from turnwise.actors.session.state.acting import acting_member
 from turnwise.actors.session.state.alarm import Alarm
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor

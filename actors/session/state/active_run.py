@@ -10,13 +10,13 @@ from turnwise.actors.inference.attempt import Attempt
 from turnwise.actors.inference.engine import NewEvent, SessionView
 from turnwise.actors.inference.observing import NO_OPERATION, Operation
 from turnwise.actors.session.state.recorded_output import RecordedOutput
-from turnwise.actors.session.state.run_events import about
+from turnwise.actors.session.state.run_events import about_added
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Recalled
 from turnwise.memory.conversation.calls.tool_calls import CallState, decode_calls
 from turnwise.memory.conversation.ledger import Purpose, Spent, SpentOn
 from turnwise.memory.conversation.runs import RunRecord, RunState, Until
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import Span
+from turnwise.memory.conversation.spans import Span, join
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.longterm.memory_access import MemoryAccess
@@ -27,6 +27,7 @@ from turnwise.memory.values.records import replace
 if TYPE_CHECKING:
     from turnwise.actors.session.engines.run_resources import RunResources
     from turnwise.actors.session.state.transactor import UnknownOutcome
+    from turnwise.actors.session.window.compaction_tasks import Compactor
 
 
 class ActiveRun:
@@ -58,6 +59,8 @@ class ActiveRun:
         """Set when all tool calls of a run that awaits approval have been decided."""
         self.takes_prompts: bool | None = None
         """Whether its engine takes further prompts (see `Joinable`); None if it was not built for this run yet."""
+        self.is_accepted_now = False
+        """Whether the commit that has begun it has found its quotas not used up, and no model was asked since."""
         self.discard = False
         self.operation: Operation = NO_OPERATION
         """The run as telemetry follows it, until it ends or waits for a decision."""
@@ -76,6 +79,7 @@ class ActiveRun:
         self.has_searched_memories = False
         self.memory: MemoryAccess | None = None
         """The run's access to the session's memories; None without memories, or if the run uses none."""
+        self._own_compactor: Compactor | None = None
         self.metadata = turn.metadata
         """The metadata of its turn, with what the engine has set since the last commit."""
         self.added: list[NewEvent] = []
@@ -105,6 +109,25 @@ class ActiveRun:
             self._settle()
         elif self._settled.done() and not self.done.done():
             self._settled = self.done.get_loop().create_future()
+
+    @property
+    def compactor(self) -> Compactor | None:
+        """Makes its requests fit, by its own strategy if it has one; None if there is no strategy."""
+        if self.record.overflow is None:
+            return self.run_resources.compactor
+        self._own_compactor = self._own_compactor or self.run_resources.compactor_of(self.record)
+        return self._own_compactor
+
+    def restored(self, turn: TurnRecord, head: TurnRecord | None) -> TurnRecord:
+        """Return its ended turn so that the next turn continues all that this one could have: see `RunRecord.overflow`.
+
+        Args:
+            head: the turn that it continues.
+        """
+        whole = join(head.base if head else (), turn.prompt)
+        if self.record.overflow is None or turn.carried or turn.input == whole:
+            return turn
+        return replace(turn, carried=whole)
 
     @property
     def closed(self) -> bool:
@@ -205,7 +228,7 @@ class ActiveRun:
         if self._last_added and self._last_added[0].stored:
             self.drop_added()
         self._last_added = doubt, len(self.added)
-        return [(kind, {**about(self.record), **values}) for kind, values in self.added]
+        return [(kind, about_added(self.record, values)) for kind, values in self.added]
 
     def drop_added(self) -> None:
         """Drop the events that the last `added_events` returned, since they are stored."""
@@ -227,7 +250,7 @@ class ActiveRun:
     def ended(self, state: RunState, why: str | None, now: float, **more: Any) -> RunRecord:
         """Return the run's record with this final state and end time."""
         if self.record.state == "queued":
-            more["started_at"] = None  # it never began
+            more = {"code": None, **more, "started_at": None}  # it never began
         reason = why and why.replace("\0", "\N{REPLACEMENT CHARACTER}")  # not every database takes null characters
         return replace(self.record, state=state, why=reason, ended_at=now, **more)
 
@@ -317,4 +340,4 @@ class ActiveRun:
 
 def count_grants(calls: Iterable[CallState]) -> int:
     """Return how many times a caller approved that the run continues beyond its budget."""
-    return sum(state.wants == "budget" and state.verdict == "approved" for state in calls)
+    return sum(state.name == "budget" == state.wants and state.verdict == "approved" for state in calls)

@@ -56,11 +56,12 @@ class EventForwarder:
         if self._task is None:
             self._task = asyncio.create_task(self._run())
 
-    async def flush(self, timeout_s: float) -> None:
-        """Wait until all stored events have been copied, or for `timeout_s` seconds."""
+    async def flush(self, timeout_s: float) -> bool:
+        """Wait until all stored events have been copied, or for `timeout_s` seconds; return whether they have."""
         idle = asyncio.ensure_future(self._idle.wait())
         await asyncio.wait([idle], timeout=timeout_s)
         idle.cancel()
+        return self._idle.is_set()
 
     def stop(self) -> None:
         """Stop copying until `wake` is called; then the history store is asked again for its last event."""

@@ -16,6 +16,7 @@ from turnwise.errors import (
     CorruptRecordError,
     DeliveryChangedError,
     DuplicateKeyError,
+    QuotaExceededError,
     SessionFencedError,
     SessionNotFoundError,
     SessionRevertedError,
@@ -36,6 +37,9 @@ from turnwise.memory.values.weights import may_be_cut
 LIVE_NUMBERS = 10_000_000
 """How many event numbers are reserved for live events between two commits; stored events are numbered above them."""
 
+
+FLUSH_S = 5.0
+"""How long events may take to arrive in the history store before those of a session or of turns are deleted."""
 
 DELETE_EVERY = 256
 """How many events are copied to the history store before the session store deletes its copies, at the next commit."""
@@ -301,7 +305,7 @@ class Journal:
                 is `lost`.
             SessionRevertedError: the store lacks commits of this process, for example because it was restored from a
                 backup; the journal is `lost`.
-            DuplicateKeyError, DeliveryChangedError: nothing was stored.
+            DuplicateKeyError, DeliveryChangedError, QuotaExceededError: nothing was stored.
             StoreError: the outcome is unknown; the journal is `stale`. Other exceptions of the store are converted to
                 this error.
         """
@@ -323,7 +327,7 @@ class Journal:
             await self.check_own()
             await self.revert()  # the row is this process's own, so the store was reverted under the commit
             raise
-        except (DuplicateKeyError, DeliveryChangedError):
+        except (DuplicateKeyError, DeliveryChangedError, QuotaExceededError):
             self.log.publish()
             raise
         except BaseException as error:
@@ -342,18 +346,26 @@ class Journal:
         self.blocks.keep_only(spans)
         self.log.drop_cached()
 
-    async def delete(self) -> int:
+    async def delete(self, *, keeps_events: bool = False) -> int:
         """Delete the session, its history first, so that a delete that fails can be repeated.
+
+        Args:
+            keeps_events: whether the history store keeps its events, all of which it must have then.
 
         Returns how many turns it had.
 
         Raises:
             SessionFencedError: another process owns the session; its history was not deleted.
+            StoreError: the history store is to keep all events, and has not got them; nothing was deleted.
         """
         if self.forwarder:
             await self.check_own()
+            if keeps_events and not await self.forwarder.flush(FLUSH_S):
+                reason = f"the history store has not got all events of session {self.session_id!r} in {FLUSH_S:g} s"
+                raise StoreError(f"{reason}: try again")
             self.forwarder.stop()
-            await self.forwarder.history.delete(self.key)
+            if not keeps_events:
+                await self.forwarder.history.delete(self.key)
         return await self.store.delete(self.key, epoch=self.session.epoch, log=self.session.log)
 
     async def delete_unread(self) -> int:

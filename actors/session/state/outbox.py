@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from turnwise.errors import CorruptRecordError, TurnwiseError
+from turnwise.actors.session.state.known_records import KnownRecords
+from turnwise.errors import TurnwiseError
 from turnwise.memory.deliveries.webhooks import WebhookRecord, is_told
 
 if TYPE_CHECKING:
@@ -69,20 +69,16 @@ class WebhookOutbox:
     def __init__(self, store: SessionStore, alarm: Alarm) -> None:
         self._store = store
         self._alarm = alarm
-        self._webhooks: Sequence[WebhookRecord] = ()
-        self._read_at: float | None = None
-        """When it last began to read them, by the loop's clock; None: they are unknown."""
-        self._reading: asyncio.Task[None] | None = None
+        name = "the store's webhooks cannot be read, so nobody is told of what happens"
+        self._webhooks = KnownRecords(self._read, name, ahead_s=READ_AHEAD_S, most_age_s=MOST_AGE_S)
 
     async def webhooks_for(self, kinds: Collection[str]) -> Sequence[WebhookRecord]:
         """See `Outbox.webhooks_for`. Makes sure that the dispatcher runs, if there are webhooks."""
         if not any(map(is_told, kinds)):
-            if "run_started" in kinds and self._is_older_than(READ_AHEAD_S):
-                self._read_again()
+            if "run_started" in kinds:
+                self._webhooks.read_ahead()
             return ()
-        while self._is_older_than(MOST_AGE_S):
-            await asyncio.shield(self._read_again())
-        webhooks = self._webhooks
+        webhooks = await self._webhooks.get()
         if webhooks:
             try:
                 await self._alarm.expect()
@@ -96,29 +92,7 @@ class WebhookOutbox:
 
     def forget(self) -> None:
         """Read the webhooks anew for the next commit, as they were changed."""
-        self._read_at = self._reading = None
+        self._webhooks.forget()
 
-    def _is_older_than(self, age_s: float) -> bool:
-        return self._read_at is None or asyncio.get_running_loop().time() - self._read_at > age_s
-
-    def _read_again(self) -> asyncio.Task[None]:
-        if self._reading is None or self._reading.done():
-            self._reading = asyncio.create_task(self._read())
-            self._reading.add_done_callback(_ignore_failure)
-        return self._reading
-
-    async def _read(self) -> None:
-        own, begun_at = asyncio.current_task(), asyncio.get_running_loop().time()
-        try:
-            webhooks = await self._store.webhooks()
-        except CorruptRecordError as error:
-            _log.error("the store's webhooks cannot be read, so nobody is told of what happens: %s", error)
-            webhooks = []
-        if self._reading is own:  # else they were changed meanwhile
-            self._webhooks, self._read_at = [webhook for webhook in webhooks if webhook.is_enabled], begun_at
-
-
-def _ignore_failure(reading: asyncio.Task[None]) -> None:
-    """Leave the error of a read that was begun ahead to the commit that needs it."""
-    if not reading.cancelled():
-        reading.exception()
+    async def _read(self) -> Sequence[WebhookRecord]:
+        return [webhook for webhook in await self._store.webhooks() if webhook.is_enabled]

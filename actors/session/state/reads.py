@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -28,6 +28,7 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import union
 from turnwise.memory.conversation.turns import Outcome, Turn, TurnRecord
 from turnwise.memory.conversation.views.chat_messages import ChatMessage, chat_messages_of, parse_message_cursor
+from turnwise.memory.conversation.views.event_filter import EventFilter
 from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.agents import agents_below, pending_calls
@@ -35,8 +36,8 @@ from turnwise.memory.stores.base import Page, SessionStore
 from turnwise.memory.stores.reading import page_of_deliveries, read_runs, read_shown_turns, read_turns
 from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES, weight
 
-PAGES_OF_KINDS = 10
-"""How many pages of events one request looks through for kinds that are rare."""
+FILTERED_PAGES = 10
+"""How many pages of events one request looks through for events that are rare."""
 
 MESSAGES_PAGE = 50
 """How many turns are read at once for their messages."""
@@ -370,16 +371,17 @@ class SessionReads:
         limit: int = 1000,
         *,
         run_id: str | None = None,
-        kinds: Collection[str] | None = None,
+        only: EventFilter | None = None,
         timeout_s: float = 0.0,
     ) -> tuple[list[Event], int, bool]:
         """Return events numbered above `after`, the number to continue after, and whether run `run_id` has no more.
 
+        A run's events end with its terminal event; what was added to the run later is read from there on.
         Without `run_id`, the third value is whether a page with events is the last one now. A page that is large is
         shorter: see `PAGE_BYTES`. Reads up to `limit` events, and of these returns only the run's if `run_id` is given;
-        waits up to `timeout_s` for the first. Given `kinds`, it reads on for the first of these kinds, but returns none
-        after `PAGES_OF_KINDS` pages without one. Events that are no longer in memory come from the store, which has no
-        live events. For a merged run, the events are those of the run that has its prompts.
+        waits up to `timeout_s` for the first. Given a filter, it reads on for the first event that matches, but returns
+        none after `FILTERED_PAGES` pages without one. Events that are no longer in memory come from the store, which
+        has no live events. For a merged run, the events are those of the run that has its prompts.
         """
         await self._load()
         if run_id is not None:
@@ -394,22 +396,24 @@ class SessionReads:
             events = await self._journal.events(after, limit)
             after = events[-1].seq if events else after
             chosen = [
-                event for event in events if run_id in (None, event.run_id) and (kinds is None or event.kind in kinds)
+                event for event in events if run_id in (None, event.run_id) and (only is None or only.takes(event))
             ]
             is_merged = any(isinstance(event, RunCancelled) and event.leads_to for event in chosen)
+            if run_id is not None and not is_merged:
+                chosen, after = _up_to_end(chosen, after)
             is_all = not events or after >= self._journal.log.published
             done = ended and is_all and not is_merged
             remaining_s = deadline - asyncio.get_running_loop().time()
             if self._journal.lost and not chosen:
                 raise self._journal.lost  # the run continues in another process
             pages += 1
-            looks_on = ended if kinds is None else pages < PAGES_OF_KINDS
+            looks_on = ended if only is None else pages < FILTERED_PAGES
             if looks_on and not (chosen or is_all):
                 await asyncio.sleep(0)
                 continue
-            if chosen or done or remaining_s <= 0 or (kinds is not None and not is_all):
+            if chosen or done or remaining_s <= 0 or (only and not is_all):
                 if run_id is None:
-                    return chosen, after, (bool(chosen) or kinds is not None) and is_all
+                    return chosen, after, (bool(chosen) or only is not None) and is_all
                 return chosen, after, done or any(event.terminal for event in chosen if not is_merged)
             if not events:
                 await self._source.wait_for_events(deadline)
@@ -429,3 +433,11 @@ class SessionReads:
             reason = f"it is not a summary of session {self.session_id!r}: pass a Summary from one of its turns"
             raise InvalidInputError("summary", shown(summary.text), reason)
         return await self._journal.blocks.read(await originals(summary, self._journal.blocks.read))
+
+
+def _up_to_end(events: list[Event], after: int) -> tuple[list[Event], int]:
+    """Return a run's events up to its terminal event, if it is among them, and the number to continue after."""
+    for count, event in enumerate(events, 1):
+        if event.terminal:
+            return events[:count], event.seq
+    return events, after

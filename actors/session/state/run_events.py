@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -42,7 +42,14 @@ def turn_key(turn_id: str) -> str:
 
 def about(record: RunRecord) -> dict[str, Any]:
     """Return the fields that all events of a run have."""
-    return {"turn_index": record.turn_index, "run_id": record.run_id}
+    fields = {"turn_index": record.turn_index, "run_id": record.run_id}
+    return fields | {"labels": record.labels} if record.labels else fields
+
+
+def about_added(record: RunRecord, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an event that was added to a run with these values. Its own labels come before the run's."""
+    labels = {**record.labels, **values.get("labels", {})}
+    return {**about(record), **values} | ({"labels": labels} if labels else {})
 
 
 def start_event(
@@ -61,7 +68,7 @@ def start_event(
         prompts: the blocks of the turn's prompt.
         names_input: whether the event names the turn's whole input also where `head` is the turn before it.
     """
-    values: dict[str, Any] = {**about(record), "turn_id": turn.turn_id, "blocks": tuple(prompts)}
+    values: dict[str, Any] = {**about(record), "blocks": tuple(prompts)}
     values["prompt"] = to_places(turn.prompt, session.log)
     if names_input or (head and not is_snapshot(head, session.session_id)):
         values["input"] = to_places(turn.input, session.log)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from turnwise.actors.session.state.acting import context_for_nobody
+from turnwise.actors.session.acting import context_for_nobody
 from turnwise.memory.background import watch
 from turnwise.memory.conversation.sessions import SessionKey
 

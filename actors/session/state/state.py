@@ -190,7 +190,7 @@ class SessionState:
         self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any], *, quietly: bool = False
     ) -> None:
         """Publish a live event of the run; see `EventLog.publish_live`."""
-        fields = {**self.key._asdict(), **about(run.record), "at": self.journal.clock()}
+        fields = {**self.key._asdict(), **about(run.record), "turn_id": run.turn.turn_id, "at": self.journal.clock()}
 
         def make(seq: int) -> Event | None:
             # While this event waited for a commit, an activation may have found that the run ended elsewhere.

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from turnwise.actors.inference.engine import NewEvent
+from turnwise.actors.session.acting import check_acting
 from turnwise.actors.session.engines.session_engines import SessionEngines
-from turnwise.actors.session.state.acting import check_acting
 from turnwise.actors.session.state.alarm import Alarm
 from turnwise.actors.session.state.outbox import NO_OUTBOX, Outbox
+from turnwise.actors.session.state.quota_book import QuotaBook
 from turnwise.actors.session.state.session_tasks import SessionTasks
 from turnwise.actors.session.state.state import SessionState
 from turnwise.errors import (
@@ -20,6 +21,7 @@ from turnwise.errors import (
     DuplicateKeyError,
     EncryptionError,
     NotFoundError,
+    QuotaExceededError,
     SessionFencedError,
     StoreError,
     TurnwiseError,
@@ -37,6 +39,7 @@ from turnwise.memory.deliveries.agent_calls import agent_asks, deliveries_of_end
 from turnwise.memory.deliveries.records import DeliveryChange
 from turnwise.memory.deliveries.webhooks import calls_of
 from turnwise.memory.growing_pauses import GrowingPauses
+from turnwise.memory.quotas.records import QuotaCount, asked_quotas, counts_of
 from turnwise.memory.stores.base import Activation, Commit
 from turnwise.memory.values.records import replace
 
@@ -85,6 +88,7 @@ class Transactor:
     |---|---|---|
     | the lock | reads, streaming, the previous change | nothing of this change |
     | the store, for the members of an agent's caller | reads, streaming | nothing of this change |
+    | the store, for its quotas, once in a while | reads, streaming | nothing of this change |
     | a block or a run of an older turn, for its texts | reads, streaming | nothing of this change |
     | the outbox, before a commit | reads, streaming; live events wait | nothing of this change |
     | the store's commit | reads, streaming; live events wait | all of it or nothing |
@@ -95,6 +99,7 @@ class Transactor:
         recover: loads the state that an activation found; runs as part of the change that activates.
         outbox: says which webhooks are told of what is committed. Their calls are part of the commit.
         alarm: is told of deliveries to other sessions, which it hands over.
+        quotas: says which quotas there are. What a commit uses of them is part of the commit.
     """
 
     def __init__(
@@ -107,6 +112,7 @@ class Transactor:
         recover: Callable[[Activation, set[str]], Awaitable[None]],
         alarm: Alarm,
         outbox: Outbox = NO_OUTBOX,
+        quotas: QuotaBook | None = None,
     ) -> None:
         self._state = state
         self._journal = state.journal
@@ -116,6 +122,7 @@ class Transactor:
         self._recover = recover
         self._outbox = outbox
         self._alarm = alarm
+        self._quotas = quotas
         self._lock = asyncio.Lock()
         self._unanswered: _Unanswered | None = None
         self._begun: set[str] = set()
@@ -229,6 +236,7 @@ class Transactor:
 
         Raises:
             DuplicateKeyError, DeliveryChangedError: nothing was stored.
+            QuotaExceededError: it accepts a run, and a quota is used up; nothing was stored.
             TurnwiseError: see `Journal.commit`.
         """
         ends = deliveries_of_ends(session, [*runs, *([new_run] if new_run else [])], self._journal.clock())
@@ -247,7 +255,9 @@ class Transactor:
             runs=[*runs, *([new_run] if new_run else [])],
             next_index=self._journal.session.next_index,
         )
-        numbered = self._journal.number(events)
+        spent = self._ledger_rows(runs, new_run)
+        counts = await self._counts(session, spent, runs, new_run)
+        numbered = self._journal.number(self._with_turn_ids(events, turns))
         calls = await self._calls_of(numbered)
         bodies = [encode(block) for block in blocks] if encoded is None else encoded
         live = self._state.active is not None if live is None else live
@@ -268,7 +278,8 @@ class Transactor:
             cleared_blocks=cleared_blocks,
             deliveries=[*own, *calls],
             received=received,
-            spent=self._ledger_rows(runs, new_run),
+            spent=spent,
+            counts=counts,
             texts=texts,
             dropped_texts=dropped_texts,
             joined=joined,
@@ -278,7 +289,7 @@ class Transactor:
         self._unbilled = Spent()
         try:
             await self._journal.commit(commit, live=live)
-        except (DuplicateKeyError, DeliveryChangedError):
+        except (DuplicateKeyError, DeliveryChangedError, QuotaExceededError):
             self._unanswered = None
             self.add_unbilled(last.unbilled)
             raise
@@ -300,6 +311,14 @@ class Transactor:
             self._outbox.tell(self._journal.clock())
         if blocks:
             self._journal.blocks.cache.add(session.log, session.log_size - len(blocks), blocks)
+
+    def _with_turn_ids(self, events: Sequence[NewEvent], turns: Sequence[TurnRecord]) -> Sequence[NewEvent]:
+        """Return the events of a commit of these turns, each with the id that the caller gave its turn, if any."""
+        known = [self._state.head, *(run.turn for run in self._state.known_runs), *turns]
+        ids = {turn.index: turn.turn_id for turn in known if turn and turn.turn_id}
+        if not ids:
+            return events
+        return [(kind, {"turn_id": ids.get(values.get("turn_index", -1)), **values}) for kind, values in events]
 
     def _of_namespace(self, change: DeliveryChange) -> DeliveryChange:
         """Return a change of a delivery of this session, which this process's namespace carries out."""
@@ -339,6 +358,26 @@ class Transactor:
             spent += Spent.on(new_run.usage or Usage(), model="")
             ended.append(Purpose("run", ""))
         return rows_of(spent, ended, self._journal.clock())
+
+    async def _counts(
+        self, session: SessionRecord, spent: Sequence[LedgerRow], runs: Sequence[RunRecord], new_run: RunRecord | None
+    ) -> list[QuotaCount]:
+        """Return what a commit adds to counters of quotas: for the run that it accepts, and for what was spent.
+
+        A run is accepted by the commit that stores it or, if it has waited for a quota, by the one that begins it.
+        """
+        if self._quotas is None:
+            return []
+        waiting = {run.run_id for run in self._state.run_queue.queue if run.record.waits_for_quota}
+        accepted = [run for run in runs if run.state == "running" and run.run_id in waiting]
+        if new_run and new_run.is_open and new_run.says is None and not new_run.waits_for_quota:
+            accepted.append(new_run)
+        if not (accepted or spent):
+            return []
+        if not (quotas := await self._quotas.quotas()):
+            return []
+        exceeds = {quota_id for run in accepted for quota_id in asked_quotas(run.calls)}
+        return counts_of(quotas, session.user_id, session.agent, admits=len(accepted), spent=spent, exceeds=exceeds)
 
     def _begins(self, commit: Commit) -> frozenset[str]:
         """Return the runs that a commit makes active: those that it stores as running, but the active one."""

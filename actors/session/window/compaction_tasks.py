@@ -160,6 +160,12 @@ class Compactor:
         if self._index and not self._counting.locked():
             self._index = TokenIndex(self._index.counter)
 
+    def using(self, strategy: OverflowStrategy) -> Compactor:
+        """Return a compactor with the same limit and another strategy."""
+        compactor = copy.copy(self)
+        compactor.strategy = strategy
+        return compactor
+
     def of_run(self, run: RunRecord) -> Compactor:
         """Return a compactor for a run's requests; itself if the run has no settings of its own that change their size.
 

@@ -142,7 +142,7 @@ class PlanRunner:
     async def store(self, prepared: Prepared, bill: CompactionBill) -> bool:
         """Store the compacted window in one commit; return False if the conversation no longer continues the window.
 
-        If the bill has a run, the run's input is replaced too.
+        If the bill has a run, the run's input is replaced too; only that, if the run has a strategy of its own.
         """
         run = bill.run
         new = [prepared.summary] if prepared.summary else []
@@ -154,6 +154,8 @@ class PlanRunner:
             span, session = self._journal.extend(len(new))
             before, after = prepared.window.spans, prepared.spans(span if new else None)
             head = self._state.head
+            if run and run.record.overflow is not None:
+                head = None  # later runs continue the whole window
             head = head and (_continued_under(head, before, after) if run else _rebased(head, before, after))
             running = run or self._state.active
             active = running and _rebased(running.turn, before, after)

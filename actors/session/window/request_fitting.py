@@ -73,7 +73,7 @@ class RequestFitting:
         """
         turn = await self._fit_or_drop_recalled(run)
         while (count := size(run.turn.input) + size(run.turn.output)) > MAX_WINDOW_BLOCKS:
-            if run.run_resources.compactor is None:
+            if run.compactor is None:
                 raise ContextOverflowError(_TOO_MANY.format(self._state.session_id, count, MAX_WINDOW_BLOCKS))
             await self.shrink(run)  # each time to three quarters, until it fits or nothing can be removed
             turn = await self._fit_or_drop_recalled(run)
@@ -90,7 +90,7 @@ class RequestFitting:
 
     async def shrink(self, run: ActiveRun) -> None:
         """Lower the session's token limit below this request's size, since the provider refused it as too long."""
-        compactor = run.run_resources.compactor
+        compactor = run.compactor
         if compactor is None:
             _log.warning(_NO_STRATEGY, self._state.key.full_name)
             raise ContextOverflowError("there is no overflow strategy to make room: pass overflow= to the manager")
@@ -102,7 +102,7 @@ class RequestFitting:
         return turn.recalling(run.recalled) if run.recalled else turn
 
     async def _fit(self, run: ActiveRun) -> Turn:
-        own_compactor = run.run_resources.compactor
+        own_compactor = run.compactor
         if own_compactor is None:
             return self._turn_for_engine(run)
         strategy: OverflowStrategy | None = own_compactor.strategy

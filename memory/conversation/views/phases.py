@@ -60,7 +60,9 @@ class Phases:
                 yield PhaseChanged(
                     session_id=event.session_id,
                     turn_index=event.turn_index,
+                    turn_id=event.turn_id,
                     run_id=event.run_id,
+                    labels=event.labels,
                     seq=seq,
                     at=event.at,
                     phase=phase,

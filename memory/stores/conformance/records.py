@@ -108,7 +108,8 @@ async def check_every_field_of_a_run_comes_back(store: SessionStore) -> None:
     texts = {"why": TEXT, "labels": freeze({TEXT: TEXT, "": ""}), "origin": RunOrigin("k'\"\\%", "f" * 64, "ü%'")}
     texts |= {"parent": "p'\"\\%", "engine": "e'\"\\%", "successor": "s'\"\\%\\ü"}
     request: dict[str, Any] = {"model": "m'%\"\\ü", "params": NESTED, "output": NESTED}
-    request |= {"instructions": TEXT, "tools": NESTED, "trace": freeze({"traceparent": "00-1-2-01", "parent": "3"})}
+    request |= {"instructions": TEXT, "tools": NESTED, "overflow": NESTED}
+    request |= {"trace": freeze({"traceparent": "00-1-2-01", "parent": "3"})}
     runs = {
         "r'%\"\\ü": a_run(
             "r'%\"\\ü", 2, "failed", **times, **texts, **spent, **request, first_seq=2**40, memory="read"
@@ -119,7 +120,7 @@ async def check_every_field_of_a_run_comes_back(store: SessionStore) -> None:
             "empty", 5, why="", started_at=0.0, ended_at=0.0, timeout_s=0.0, usage=Usage(), stop_reason="", memory="off"
         ),
         "traced": a_run("traced", 6, trace=freeze({"traceparent": "00-1-2-01"})),
-        "joining": a_run("joining", 7, joins=True),
+        "joining": a_run("joining", 7, joins=True, overflow=freeze({"strategy": TEXT, "turns": 2**40})),
         "saying": a_run("saying", 8, output=freeze({"says": TEXT})),
     }
     for run in runs.values():
@@ -172,14 +173,14 @@ async def check_every_event_comes_back(store: SessionStore) -> None:
         "step_ended": {"step": "s", "name": TEXT, "is_error": True, "seconds": 1e-9},
         "run_completed": {"stop_reason": TEXT, "usage": USAGE},
         "run_cancelled": {"why": TEXT, "discarded": True, "code": "merged", "successor": "r'%\"\\ü"},
-        "run_started": {"turn_id": TEXT, "prompt": (("", 2**40, 2**41),), "input": (("7", 0, 1), ("", 0, 2**40))},
+        "run_started": {"prompt": (("", 2**40, 2**41),), "input": (("7", 0, 1), ("", 0, 2**40))},
         "input_replaced": {"input": (("", 0, 2**40),)},
         "run_failed": {"why": "", "code": TEXT},
         "run_interrupted": {"why": "'\"\\%"},
         "window_compacted": {"strategy": TEXT, "tokens_before": 2**40, "tokens_after": 0, **compaction_fields},
         "compaction_failed": {"strategy": "", "attempt": 1, "of": 2**40, "why": TEXT, "usage": USAGE},
     }
-    every: dict[str, Any] = {"turn_index": 7, "run_id": "r'%\"\\ü"}
+    every: dict[str, Any] = {"turn_index": 7, "turn_id": TEXT, "run_id": "r'%\"\\ü", "labels": {TEXT: TEXT, "": ""}}
     common: dict[str, Any] = {"session_id": "s", "at": 1763700000.123456}
     events: list[Event] = []
     for seq, (kind, cls) in enumerate(KINDS.items(), 1):

@@ -16,6 +16,7 @@ from turnwise.memory.stores.conformance import (
     forks,
     ledger,
     listing,
+    quotas,
     records,
     search,
     sessions,
@@ -29,6 +30,7 @@ LAWS: tuple[Law, ...] = (
     *webhooks.LAWS,
     *search.LAWS,
     *ledger.LAWS,
+    *quotas.LAWS,
 )
 """All laws, in order."""
 

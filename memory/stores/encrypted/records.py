@@ -115,7 +115,7 @@ async def open_turn(texts: Unsealing, session: SessionKey, turn: TurnRecord) -> 
 
 def seal_run(key: UserKey, run: RunRecord) -> RunRecord:
     """Return the encrypted run. It has two encrypted parts, because commits change only one of them."""
-    request = [run.labels, run.origin.fingerprint, run.params, run.output, run.instructions, run.tools]
+    request = [run.labels, run.origin.fingerprint, run.params, run.output, run.instructions, run.tools, run.overflow]
     return replace(
         run,
         labels=_seal(key, _labels_place(run), request),
@@ -124,6 +124,7 @@ def seal_run(key: UserKey, run: RunRecord) -> RunRecord:
         output=None,
         instructions=None,
         tools=FrozenDict(),
+        overflow=None,
         calls=_seal(key, _run_place(run), [run.calls, run.why, run.stop_reason]),
         why=None,
         stop_reason=None,
@@ -132,7 +133,7 @@ def seal_run(key: UserKey, run: RunRecord) -> RunRecord:
 
 async def open_run(texts: Unsealing, run: RunRecord) -> RunRecord:
     request = await _open(texts, _labels_place(run), run.labels)
-    labels, fingerprint, params, output, instructions, tools = request
+    labels, fingerprint, params, output, instructions, tools, overflow = request
     calls, reason, stop_reason = await _open(texts, _run_place(run), run.calls)
     return replace(
         run,
@@ -142,6 +143,7 @@ async def open_run(texts: Unsealing, run: RunRecord) -> RunRecord:
         output=freeze(output),
         instructions=instructions,
         tools=freeze(tools),
+        overflow=freeze(overflow),
         calls=freeze(calls),
         why=reason,
         stop_reason=stop_reason,

@@ -15,6 +15,7 @@ from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
 from turnwise.memory.deliveries.webhooks import WebhookRecord, check_webhook
+from turnwise.memory.quotas.records import Quota, QuotaCount, QuotaCounters
 from turnwise.memory.stores.base import Activation, Commit, DeliveryLease, Page, SessionOrder, SessionStore
 from turnwise.memory.stores.encrypted.keys import KeyRing, Unsealing
 from turnwise.memory.stores.encrypted.records import (
@@ -260,6 +261,21 @@ class EncryptedStore(Shared):
             check_webhook(after)
             after = seal_webhook(await self._keys.of(after.user_id or DEFAULT_USER), after)
         await self._inner.change_webhook(before, after)
+
+    async def quotas(self) -> list[Quota]:
+        return await self._inner.quotas()
+
+    async def set_quota(self, quota: Quota) -> None:
+        await self._inner.set_quota(quota)
+
+    async def remove_quota(self, quota_id: str) -> None:
+        await self._inner.remove_quota(quota_id)
+
+    async def use_quotas(self, counts: Sequence[QuotaCount]) -> None:
+        await self._inner.use_quotas(counts)
+
+    async def quota_counters(self, user_id: str, agent: str) -> QuotaCounters:
+        return await self._inner.quota_counters(user_id, agent)
 
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
         return await self._inner.delete(key, epoch=epoch, log=log)

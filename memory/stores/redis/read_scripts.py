@@ -295,6 +295,27 @@ for index, text in ipairs(texts) do texts[index] = string.match(text, '^%d+ (.*)
 return {'', texts}
 """
 
+_QUOTAS = r"""
+local wrong = wrong_key({base .. ':quotas'}, {})
+if wrong then return wrong end
+return {'', redis.call('HVALS', base .. ':quotas')}
+"""
+
+_QUOTA_COUNTERS = r"""
+local names, found = rows(1), {}
+local wrong = wrong_key({}, {base .. ':counters'})
+if wrong then return wrong end
+for _, quota in ipairs(redis.call('ZRANGE', base .. ':counters', 0, -1)) do
+  wrong = wrong_key({counter_hash(quota)}, {})
+  if wrong then return wrong end
+  for _, name in ipairs(names) do
+    local text = redis.call('HGET', counter_hash(quota), name[1])
+    if text then found[#found + 1] = {quota, name[1], text} end
+  end
+end
+return {'', now(), found}
+"""
+
 READS = {
     name: COMMON + body
     for name, body in {
@@ -314,6 +335,8 @@ READS = {
         "deliveries": _DELIVERIES,
         "due": _DUE,
         "webhooks": _WEBHOOKS,
+        "quotas": _QUOTAS,
+        "quota_counters": _QUOTA_COUNTERS,
     }.items()
 }
 """By name."""

@@ -18,6 +18,10 @@ numbers of sessions; only the hash tag is declared in KEYS.
     due        sorted  ids of deliveries, by the time at which they are due
     lease      hash    holder and end of the lease of the deliveries
     webhooks   hash    id of a webhook -> revision, JSON
+    quotas     hash    id of a quota -> JSON
+    counters   sorted  ids of the quotas that have counters
+    counters:<id of a quota>
+               hash    JSON of user and agent -> begin and end of the period, and what was used in it
     deliveries:<place>
                sorted  ids of deliveries, by name; of the places `all` and those of users
     created:<status>:<place>, updated:<status>:<place>
@@ -42,7 +46,8 @@ in places of their own, whose names begin with `called-`, and in those of their 
 places of each member, whose names begin with `member-`. A session has one status, so it is in one list per place, and a
 page of any status, with agents or without, is merged from several lists.
 
-Large numbers are never converted to Lua numbers: they are passed as text, and Redis adds those of ledgers.
+Large numbers are never converted to Lua numbers: they are passed as text, and Redis adds those of ledgers. Counters of
+quotas are, since their limits are at most 2**53.
 """
 
 from __future__ import annotations
@@ -270,6 +275,71 @@ local function release(log)
       stop, next = math.max(stop, spans[next].stop), next + 1
     end
     if position >= stop then redis.call('HDEL', home, string.format('%.0f', position)) end
+  end
+end
+
+local function counter_hash(quota)
+  return base .. ':counters:' .. quota
+end
+
+-- When the period at a time begins and ends.
+local function period(per, time)
+  local second = math.floor(tonumber(time))
+  local day = math.floor(second / 86400)
+  if per == 'minute' then return second - second % 60, second - second % 60 + 60 end
+  if per == 'day' then return day * 86400, day * 86400 + 86400 end
+  local first, length, year = 0, 0, 1970 -- from here on, a month is found by counting days
+  repeat
+    local is_leap = year % 4 == 0 and (year % 100 ~= 0 or year % 400 == 0)
+    for _, days in ipairs({31, is_leap and 29 or 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31}) do
+      first, length = first + length, days
+      if first + length > day then break end
+    end
+    year = year + 1
+  until first + length > day
+  return first * 86400, (first + length) * 86400
+end
+
+-- The counter of a count after it, as begin, end and what is used; or nil, what is used, and the end, if that is all.
+local function counted(count, counters, time)
+  local quota, name, per, amount, most = unpack(count)
+  local place = quota .. name
+  local starts, ends = period(per, time)
+  local text = counters[place] or redis.call('HGET', counter_hash(quota), name) or ''
+  local old_starts, old_ends, used = string.match(text, '^(%d+) (%d+) (%d+)$')
+  if old_starts and starts <= tonumber(old_starts) and tonumber(old_starts) <= ends then
+    starts, ends, used = tonumber(old_starts), tonumber(old_ends), tonumber(used)
+  else
+    used = 0
+  end
+  if most ~= '' and used >= tonumber(most) then return nil, used, ends end
+  counters[place] = string.format('%.0f %.0f %.0f', starts, ends, used + tonumber(amount))
+  return counters[place]
+end
+
+-- The counters after all counts, by quota and field; or nil and the answer that refuses them.
+local function all_counted(counts)
+  local counters, time = {}, now()
+  for index, count in ipairs(counts) do
+    local counter, used, ends = counted(count, counters, time)
+    if not counter then
+      return nil, {'', index, string.format('%.0f', used), string.format('%.0f', ends), time}
+    end
+  end
+  return counters
+end
+
+local function count_keys(counts, hashes, sets)
+  for _, count in ipairs(counts) do
+    hashes[#hashes + 1] = counter_hash(count[1])
+    sets[#sets + 1] = base .. ':counters'
+  end
+end
+
+local function store_counters(counts, counters)
+  for _, count in ipairs(counts) do
+    redis.call('HSET', counter_hash(count[1]), count[2], counters[count[1] .. count[2]])
+    redis.call('ZADD', base .. ':counters', 0, count[1])
   end
 end
 

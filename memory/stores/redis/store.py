@@ -17,6 +17,7 @@ from turnwise.errors import (
     CorruptRecordError,
     DeliveryChangedError,
     DuplicateKeyError,
+    QuotaNotFoundError,
     RunNotFoundError,
     SchemaVersionError,
     SessionExistsError,
@@ -42,6 +43,17 @@ from turnwise.memory.conversation.spans import Span, Spans, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange, check_delivery
 from turnwise.memory.deliveries.webhooks import WEBHOOK_FIELDS, WebhookRecord
+from turnwise.memory.quotas.records import (
+    MAX_QUOTAS,
+    QUOTA_FIELDS,
+    CounterKey,
+    Quota,
+    QuotaCount,
+    QuotaCounter,
+    QuotaCounters,
+    check_quota,
+    too_many_quotas,
+)
 from turnwise.memory.stores.base import (
     NO_CALLER,
     PROBE_BYTES,
@@ -228,9 +240,10 @@ class RedisStore(RedisDatabase):
                         if number
                     ]
                 ),
+                *_count_rows(commit.counts),
                 *(" ".join(_member_places(session, users)) for users in (commit.joined, commit.left)),
             ]
-        await self._do("commit", args, key, epoch)
+        _check_counted(commit.counts, await self._do("commit", args, key, epoch))
 
     async def blocks(self, spans: Sequence[Span]) -> list[str]:
         args = _rows([(encode(log), start, stop) for log, start, stop in spans])
@@ -309,7 +322,7 @@ class RedisStore(RedisDatabase):
         return query.sums(rows)
 
     async def forget_in_ledger(self, user_id: str) -> None:
-        await self._do("forget_in_ledger", [_place(user_id, None)])
+        await self._do("forget_in_ledger", [_place(user_id, None), encode(user_id)])
 
     async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[SessionKey]:
         after = "" if cursor is None else _page_start(cursor)[1]
@@ -403,6 +416,34 @@ class RedisStore(RedisDatabase):
             args = [webhook_id, before.revision if before else "", after.revision if after else "", text]
         if await self._do("change_webhook", args):
             raise WebhookChangedError(webhook_id)
+
+    async def quotas(self) -> list[Quota]:
+        (rows,) = await self._do("quotas", [], again=True)
+        quotas = [decode_record(Quota, f"{self._base}:quotas", text) for text in rows]
+        return sorted(quotas, key=attrgetter("quota_id"))
+
+    async def set_quota(self, quota: Quota) -> None:
+        check_quota(quota)
+        if await self._do("set_quota", [quota.quota_id, record_text(quota, QUOTA_FIELDS), MAX_QUOTAS]):
+            raise too_many_quotas(quota)
+
+    async def remove_quota(self, quota_id: str) -> None:
+        if await self._do("remove_quota", [encode(quota_id)]):
+            raise QuotaNotFoundError(quota_id)
+
+    async def use_quotas(self, counts: Sequence[QuotaCount]) -> None:
+        _check_counted(counts, await self._do("use_quotas", _count_rows(counts)))
+
+    async def quota_counters(self, user_id: str, agent: str) -> QuotaCounters:
+        names = [_counter_name(user, one) for user in {"", user_id} for one in {"", agent}]
+        now, rows = await self._do("quota_counters", _rows([(name,) for name in names]), again=True)
+        counters: list[QuotaCounter] = []
+        for quota_id, name, text in rows:
+            starts, ends, used = map(int, text.split())
+            user, own_agent = json.loads(name)
+            key = CounterKey(user, own_agent, _decoded(quota_id))
+            counters.append(QuotaCounter(key=key, starts=starts, ends=ends, used=used))
+        return QuotaCounters(counters, float(now))
 
     def _delivery(self, key: SessionKey, delivery_id: bytes, text: bytes | None) -> Delivery:
         """Return a delivery from its text, which follows the number of its session and its revision."""
@@ -599,6 +640,31 @@ def _index_field(kind: str, key: str | None) -> str:
 def _number(log: str) -> str:
     """Return the number of the session that has this log; "0", which no session has, if it is no log."""
     return log if log.isascii() and log.isdigit() else "0"
+
+
+def _count_rows(counts: Sequence[QuotaCount]) -> list[Argument]:
+    return _rows(
+        [
+            (
+                *(count.key.quota_id, _counter_name(count.key.user_id, count.key.agent)),
+                *(count.quota.per, count.amount, "" if count.most is None else count.most),
+            )
+            for count in counts
+        ]
+    )
+
+
+def _check_counted(counts: Sequence[QuotaCount], answer: Sequence[Any]) -> None:
+    """Raise QuotaExceededError if a script has answered that a quota is used up."""
+    if answer:
+        index, used, ends, now = answer
+        count = counts[int(index) - 1]
+        raise count.quota.exceeded(count.key, int(used), int(ends), float(now))
+
+
+def _counter_name(user_id: str, agent: str) -> str:
+    """Return the field of a counter of a user and an agent, either of which may be empty."""
+    return json.dumps([user_id, agent])
 
 
 def _place(user_id: str | None, agent: str | None) -> str:

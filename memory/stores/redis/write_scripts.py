@@ -67,7 +67,7 @@ local revision, revision_before, size, size_before = take(), take(), take(), tak
 local updated, deadline, upto = take(), take(), take()
 local turns_upto, cleared = tonumber(take()), rows(2)
 local blocks, dropped, turns, new, runs, events = rows(2), rows(1), rows(3), rows(5), rows(3), rows(3)
-local changes, received, spent = rows(5), rows(4), rows(2)
+local changes, received, spent, counts = rows(5), rows(4), rows(2), rows(5)
 local joined, left = take(), take()
 local home, log, keys = key(number), key(number, ':log'), key(number, ':keys')
 local open, turn_set, run_set = key(number, ':open'), key(number, ':turns'), key(number, ':runs')
@@ -133,8 +133,11 @@ if #spent > 0 then
   end
   for _, set in ipairs(lists_of_ledger) do sets[#sets + 1] = set end
 end
+count_keys(counts, hashes, sets)
 local wrong = wrong_key(hashes, sets)
 if wrong then return wrong end
+local counters, used_up = all_counted(counts)
+if used_up then return used_up end
 
 -- First the writes that a Redis without memory refuses.
 redis.call('HSET', home, 'row', row, 'status', status, 'revision', revision, 'size', size)
@@ -158,6 +161,7 @@ end
 expire(number, deadline)
 for _, number_spent in ipairs(spent) do redis.call('HINCRBY', ledger(number), number_spent[1], number_spent[2]) end
 for _, set in ipairs(lists_of_ledger) do redis.call('ZADD', set, 0, number) end
+store_counters(counts, counters)
 for _, block in ipairs(blocks) do redis.call('HSET', log, block[1], block[2]) end
 if #cleared > 0 then
   local spans = lent(number)
@@ -285,14 +289,24 @@ return {''}
 """
 
 _FORGET_IN_LEDGER = r"""
-local user = take()
-local wrong = wrong_key({ledger(user), ledger('nobody')}, {ledgers, ledgers .. ':' .. user})
+local user, user_name = take(), take()
+local wrong = wrong_key({ledger(user), ledger('nobody')}, {ledgers, ledgers .. ':' .. user, base .. ':counters'})
 if wrong then return wrong end
 local names = redis.call('ZRANGE', ledgers .. ':' .. user, 0, -1)
 names[#names + 1] = user
 for _, name in ipairs(names) do
   wrong = wrong_key({ledger(name)}, {})
   if wrong then return wrong end
+end
+local quotas = redis.call('ZRANGE', base .. ':counters', 0, -1)
+for _, quota in ipairs(quotas) do
+  wrong = wrong_key({counter_hash(quota)}, {})
+  if wrong then return wrong end
+end
+for _, quota in ipairs(quotas) do
+  for _, name in ipairs(redis.call('HKEYS', counter_hash(quota))) do
+    if cjson.decode(name)[1] == user_name then redis.call('HDEL', counter_hash(quota), name) end
+  end
 end
 for _, name in ipairs(names) do move_ledger(name, 'nobody') end
 redis.call('DEL', ledgers .. ':' .. user)
@@ -323,6 +337,36 @@ if text == '' then redis.call('HDEL', webhooks, id) else redis.call('HSET', webh
 return {''}
 """
 
+_SET_QUOTA = r"""
+local id, text, most, quotas = take(), take(), take(), base .. ':quotas'
+local wrong = wrong_key({quotas}, {})
+if wrong then return wrong end
+if redis.call('HEXISTS', quotas, id) == 0 and redis.call('HLEN', quotas) >= tonumber(most) then return {'', 'many'} end
+redis.call('HSET', quotas, id, text)
+return {''}
+"""
+
+_USE_QUOTAS = r"""
+local counts, hashes, sets = rows(5), {}, {}
+count_keys(counts, hashes, sets)
+local wrong = wrong_key(hashes, sets)
+if wrong then return wrong end
+local counters, used_up = all_counted(counts)
+if used_up then return used_up end
+store_counters(counts, counters)
+return {''}
+"""
+
+_REMOVE_QUOTA = r"""
+local id, quotas = take(), base .. ':quotas'
+local wrong = wrong_key({quotas}, {base .. ':counters'})
+if wrong then return wrong end
+if redis.call('HDEL', quotas, id) == 0 then return {'', 'none'} end
+redis.call('DEL', counter_hash(id))
+redis.call('ZREM', base .. ':counters', id)
+return {''}
+"""
+
 _PROBE = r"""
 local probe = base .. ':probe'
 redis.call('SET', probe, take())
@@ -342,6 +386,9 @@ WRITES = {
         "forget_in_ledger": _FORGET_IN_LEDGER,
         "lease": _LEASE,
         "change_webhook": _CHANGE_WEBHOOK,
+        "set_quota": _SET_QUOTA,
+        "remove_quota": _REMOVE_QUOTA,
+        "use_quotas": _USE_QUOTAS,
         "probe": _PROBE,
     }.items()
 }

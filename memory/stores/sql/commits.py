@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,6 +16,7 @@ import sqlalchemy as sa
 from turnwise.errors import DeliveryChangedError, SessionFencedError
 from turnwise.memory.conversation.ledger import key_in, numbers_of
 from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.quotas.records import CounterKey, QuotaCount, period_of
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.sql.rows import (
     changed_delivery_row,
@@ -37,6 +39,18 @@ from turnwise.memory.stores.sql.texts import TextIndex, TextRow
 
 
 @dataclass(frozen=True)
+class _CountRow:
+    """What is added to a counter, and the row that says so."""
+
+    count: QuotaCount
+    row: Row
+
+    @property
+    def key(self) -> CounterKey:
+        return self.count.key
+
+
+@dataclass(frozen=True)
 class CommitRows:
     """A requested commit, converted to rows."""
 
@@ -51,6 +65,7 @@ class CommitRows:
     """The other rows to write, by kind, in the order in which the kinds are written."""
     changed_deliveries: tuple[str, ...]
     """The deliveries that are changed, removed or received."""
+    counts: tuple[_CountRow, ...]
     texts: tuple[TextRow, ...]
     """The texts to find by search."""
     turns_without_texts: tuple[int, ...]
@@ -62,7 +77,8 @@ class CommitRows:
 class CommitWriter:
     """Writes commits of different sessions in the transaction that a cursor is in.
 
-    Session rows are locked in the order of their keys, so groups of several processes cannot deadlock. PostgreSQL gets
+    Session rows are locked in the order of their keys, and counters of quotas after them in the order of theirs, so
+    groups of several processes cannot deadlock. PostgreSQL gets
     all statements at once (pipeline mode), so a group costs one round trip and the COMMIT. A commit waits
     only briefly there if another transaction has locked its session row, and is then refused (`is_locked`), so that the
     rest of the group need not wait. A SQLite file has one writer and no row locks.
@@ -89,6 +105,7 @@ class CommitWriter:
             sql.drop_member,
             sql.add_member,
         )
+        self._count = sql.add_count
         self._texts = texts
         self._compares = (sql.put_delivery, sql.drop_delivery, sql.drop_received)
         self._lock_timeout_s = lock_timeout_s
@@ -132,6 +149,7 @@ class CommitWriter:
             session,
             other_rows,
             changed,
+            self._count_rows(commit.counts),
             texts=tuple(self._texts.row_of(key, of.user_id, text) for text in commit.texts),
             turns_without_texts=tuple({*commit.dropped_turns, *commit.dropped_texts}),
             wipes=bool(commit.cleared_blocks),
@@ -170,10 +188,11 @@ class CommitWriter:
             if not self._is_sqlite:
                 cursor.connection.wait_briefly(cursor)
             self._put_session.write(sessions, [commit.session for commit in group])
-            compared = self._write_other_rows(cursor, group)
+            compared, counters = self._write_other_rows(cursor, group)
         if sessions.rowcount != len(group):
             raise SessionFencedError(group[0].of.session_id, group[0].epoch)  # or another commit of the group
         _check_compared(group, compared)
+        _check_counted([row.count for commit in group for row in commit.counts], counters)
 
     @staticmethod
     def is_locked(outcome: BaseException | None) -> bool:
@@ -182,16 +201,19 @@ class CommitWriter:
 
     def _write_one(self, cursor: Any, commit: CommitRows) -> None:
         self._write_session(cursor, commit)
-        _check_compared([commit], self._write_other_rows(cursor, [commit]))
+        compared, counters = self._write_other_rows(cursor, [commit])
+        _check_compared([commit], compared)
+        _check_counted([row.count for row in commit.counts], counters)
 
     def _write_session(self, cursor: Any, commit: CommitRows) -> None:
         if not self._put_session.write(cursor, [commit.session]):
             raise SessionFencedError(commit.of.session_id, commit.epoch)
 
-    def _write_other_rows(self, cursor: Any, group: Sequence[CommitRows]) -> list[Any]:
+    def _write_other_rows(self, cursor: Any, group: Sequence[CommitRows]) -> tuple[list[Any], Any]:
         """Write all rows but the session rows, kind by kind. The order of sessions within a kind does not matter.
 
-        Returns the cursors that know how many of the deliveries to change were as they had to be.
+        Returns the cursors that know how many of the deliveries to change were as they had to be, and the one that
+        knows how many counts were added, of which those are missing whose quota is used up.
         """
         compared: list[Any] = []
         for commit in group:
@@ -207,7 +229,26 @@ class CommitWriter:
         for commit in group:
             if commit.wipes:
                 self._texts.wipe(cursor, commit.key)
-        return compared
+        return compared, self._write_counts(cursor, [count for commit in group for count in commit.counts])
+
+    def _write_counts(self, cursor: Any, counts: Iterable[_CountRow]) -> Any:
+        """Add to counters of quotas; return the cursor that knows to how many."""
+        rows = [count.row for count in sorted(counts, key=attrgetter("key"))]
+        counters: Any = cursor.connection.cursor() if rows else None
+        if rows:
+            counters.executemany(self._count.text, rows)
+        return counters
+
+    def count(self, cursor: Any, counts: Sequence[QuotaCount]) -> None:
+        """Add to counters of quotas alone.
+
+        Raises:
+            QuotaExceededError: one is used up; the caller must roll the transaction back.
+        """
+        _check_counted(counts, self._write_counts(cursor, self._count_rows(counts)))
+
+    def _count_rows(self, counts: Iterable[QuotaCount]) -> tuple[_CountRow, ...]:
+        return tuple(_CountRow(count, self._count.bind(_count_values(count))) for count in counts)
 
     def _pipeline(self, cursor: Any) -> AbstractContextManager[object]:
         return cursor.connection.pipeline() if self._has_pipeline else nullcontext()
@@ -218,6 +259,21 @@ def _check_compared(group: Sequence[CommitRows], cursors: Sequence[Any]) -> None
     changed = [(commit.of.session_id, delivery_id) for commit in group for delivery_id in commit.changed_deliveries]
     if sum(cursor.rowcount for cursor in cursors) != len(changed):
         raise DeliveryChangedError(*changed[0])  # or another one of the group
+
+
+def _check_counted(counts: Sequence[QuotaCount], cursor: Any) -> None:
+    """Raise unless each count was added."""
+    if counts and cursor.rowcount != len(counts):
+        checked = next(count for count in counts if count.is_checked)  # or another one of the group
+        now = time.time()
+        ends = period_of(checked.quota.per, now)[1]
+        raise checked.quota.exceeded(checked.key, checked.quota.most, ends, now)
+
+
+def _count_values(count: QuotaCount) -> dict[str, Any]:
+    starts, ends = period_of(count.quota.per, time.time())
+    period = {"per": count.quota.per, "starts": starts, "ends": ends}
+    return {**count.key._asdict(), **period, "amount": count.amount, "most": count.most}
 
 
 def attempt(execute: Callable[[str], object], work: Callable[[], object]) -> Exception | None:

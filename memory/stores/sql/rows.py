@@ -42,7 +42,7 @@ _SPANS = ("prompt", "appended", "input", "output", "carried", "removed")
 _TURN_TEXTS = {*_SPANS, "usage", "stop_reason", "metadata", "marks"}
 _RUN_TEXTS = {
     *("labels", "why", "usage", "stop_reason", "calls", "params", "output"),
-    *("instructions", "tools", "trace"),
+    *("instructions", "tools", "overflow", "trace"),
 }
 _SESSION_TEXTS = {"metadata", "title", "params", "budget", "branches", "agents_usage", "members"}
 _DELIVERY_TEXTS = {"payload", "schedule", "why"}
@@ -253,6 +253,7 @@ def run_row(key: int, run: RunRecord) -> dict[str, Any]:
         "output": to_json(run.output),
         "instructions": to_json(run.instructions),
         "tools": to_json(run.tools or None),
+        "overflow": to_json(run.overflow),
         "trace": to_json(run.trace or None),
         "joins": run.joins or None,
         "idempotency_key": run.idempotency_key,

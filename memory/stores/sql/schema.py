@@ -167,6 +167,7 @@ runs = Table(
     Column("output", Text),
     Column("instructions", Text),
     Column("tools", Text),
+    Column("overflow", Text),
     Column("joins", Boolean),  # NULL if not
     Column("trace", Text),
     Column("parent", Text),
@@ -220,6 +221,18 @@ ledger = Table(
     *(Column(name, BigInteger, nullable=False) for name in NUMBERS),
     # A session's rows stand together, so that its commits find them and its deletion does. No two sessions share a row.
     PrimaryKeyConstraint("user_id", "session_id", "day", "kind", "model", "tool", "agent"),
+)
+
+counters = Table(
+    "turnwise_quota_counters",
+    tables,
+    Column("user_id", Text, nullable=False),  # empty for a counter of all users
+    Column("agent", Text, nullable=False),
+    Column("quota_id", Text, nullable=False),
+    Column("starts", BigInteger, nullable=False),
+    Column("ends", BigInteger, nullable=False),
+    Column("used", BigInteger, nullable=False),
+    PrimaryKeyConstraint("user_id", "agent", "quota_id"),
 )
 
 # Sorted by code points in every database, since pages go by ids.

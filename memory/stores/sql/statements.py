@@ -300,7 +300,7 @@ class Statements:
 
         self._add_members(statement, dialect)
         self._add_deliveries(statement, dialect, is_session)
-        self.add_spent = statement(summed(insert_into(schema.ledger, dialect)))
+        self._add_sums(statement, dialect)
         self.turns = page(turns, turns.c.idx)
         self.runs = page(runs, runs.c.turn_index)
         self.events = page(events, events.c.seq)
@@ -349,12 +349,55 @@ class Statements:
         is_stored = (one.user_id == bind("user_id"), one.delivery_id == bind("delivery_id"))
         self.stored_id = statement(sa.select(one.delivery_id).where(*is_stored))
 
+    def _add_sums(self, statement: Any, dialect: sa.Dialect) -> None:
+        self.add_spent = statement(summed(insert_into(schema.ledger, dialect)))
+        counters, bind = schema.counters, sa.bindparam
+        starts, ends = _period(dialect)
+        names = {"user_id": "user_id", "agent": "agent", "quota_id": "quota_id", "used": "amount"}
+        row: dict[str, Any] = {column: bind(name) for column, name in names.items()}
+        insert = insert_into(counters, dialect).values(**row, starts=starts, ends=ends)
+        one, new = counters.c, insert.excluded
+        is_same = one.starts.between(new.starts, new.ends)  # see QuotaCounter.is_of
+        most = sa.cast(bind("most"), sa.BigInteger)
+        changed = {
+            "used": sa.case((is_same, one.used), else_=sa.literal_column("0")) + new.used,
+            "starts": sa.case((is_same, one.starts), else_=new.starts),
+            "ends": sa.case((is_same, one.ends), else_=new.ends),
+        }
+        self.add_count = statement(
+            insert.on_conflict_do_update(
+                index_elements=[*counters.primary_key.columns],
+                set_=changed,
+                where=most.is_(None) | ~is_same | (one.used < most),
+            )
+        )
+        empty: Any = sa.literal_column("''")
+        self.counters = statement(
+            sa.select(counters).where(one.user_id.in_([empty, bind("user_id")]), one.agent.in_([empty, bind("agent")]))
+        )
+
     @staticmethod
     def _now(dialect: sa.Dialect) -> sa.ColumnElement[Any]:
         """Return an expression for the server's time; NULL for SQLite, which has no server."""
         if dialect.name == "sqlite":
             return sa.null()
         return sa.literal_column("CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)", sa.Double)
+
+
+def _period(dialect: sa.Dialect) -> tuple[sa.ColumnElement[Any], sa.ColumnElement[Any]]:
+    """Return expressions for when the present period of a quota begins and ends.
+
+    They are by the server's clock, if there is a server. So all processes count in one period, whatever their own
+    clocks say.
+    """
+    if dialect.name == "sqlite":
+        return sa.bindparam("starts"), sa.bindparam("ends")
+    per = sa.cast(sa.bindparam("per"), sa.Text)
+    now = sa.literal_column("statement_timestamp() AT TIME ZONE 'UTC'", sa.DateTime)
+    first = sa.func.date_trunc(per, now, type_=sa.DateTime)
+    length = sa.cast(sa.literal_column("'1 '", sa.Text).concat(per), sa.Interval)
+    starts, ends = (sa.cast(sa.extract("epoch", time), sa.BigInteger) for time in (first, first + length))
+    return starts, ends
 
 
 def first_rows(

@@ -17,6 +17,7 @@ from turnwise.errors import (
     CorruptRecordError,
     DeliveryChangedError,
     DuplicateKeyError,
+    QuotaExceededError,
     RunNotFoundError,
     SessionExistsError,
     SessionFencedError,
@@ -34,6 +35,17 @@ from turnwise.memory.conversation.spans import Span, Spans, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange, check_delivery
 from turnwise.memory.deliveries.webhooks import WEBHOOK_FIELDS, WebhookRecord
+from turnwise.memory.quotas.records import (
+    QUOTA_FIELDS,
+    CounterKey,
+    Quota,
+    QuotaCount,
+    QuotaCounter,
+    QuotaCounters,
+    check_quota,
+    with_quota,
+    without_quota,
+)
 from turnwise.memory.stores.base import (
     PROBE_BYTES,
     Activation,
@@ -121,6 +133,11 @@ _WEBHOOKS = "webhooks"
 """The name of the note that has the store's webhooks, as JSON by id: they are few, and a table would take two pages."""
 
 _NO_WEBHOOKS = "[]"
+
+_QUOTAS = "quotas"
+"""The name of the note that has the store's quotas, likewise."""
+
+_NO_QUOTAS = "[]"
 
 LOCKED_PAUSE_S = 0.1
 """The pause before retrying a commit whose session row is locked by another transaction, in seconds."""
@@ -296,6 +313,10 @@ class SQLStore(SecureDeleteDatabase):
                     (outcome,) = await self._on_thread(partial(self._transact, write))
                 if outcome is not None:
                     raise outcome
+        except QuotaExceededError as error:
+            with suppress(StoreError):  # which would hide that the quota is used up
+                raise await self._exceeded(commit.counts, error) from None
+            raise
         except StoreError as error:
             if self._is_duplicate(error):
                 stored: str | None = None
@@ -306,6 +327,15 @@ class SQLStore(SecureDeleteDatabase):
             raise
         if commit.cleared_blocks:
             await self._empty_log_after_deletion()
+
+    async def _exceeded(self, counts: Sequence[QuotaCount], error: QuotaExceededError) -> QuotaExceededError:
+        """Return the error for the first quota that is used up and refused counts, with what is used now."""
+        for count in counts:
+            counters = await self.quota_counters(count.key.user_id, count.key.agent)
+            counter = counters.of(count.quota, count.key)
+            if count.is_checked and counter.used >= count.quota.most:
+                return count.quota.exceeded(count.key, counter.used, counter.ends, counters.now)
+        return error  # its period has ended meanwhile
 
     def _commit_group(self, group: Sequence[CommitRows]) -> list[Exception | None]:
         late: list[Exception | None] = [self._late(request.since) for request in group]
@@ -430,7 +460,10 @@ class SQLStore(SecureDeleteDatabase):
     async def forget_in_ledger(self, user_id: str) -> None:
         def forget(connection: sa.Connection) -> int:
             self._lock(connection)
-            return self._rename_in_ledger(connection, schema.ledger.c.user_id == user_id, user_id="", session_id="")
+            counters = sa.delete(schema.counters).where(schema.counters.c.user_id == user_id)
+            count = connection.execute(counters).rowcount
+            own = schema.ledger.c.user_id == user_id
+            return count + self._rename_in_ledger(connection, own, user_id="", session_id="")
 
         await self._erase(forget)
 
@@ -568,6 +601,47 @@ class SQLStore(SecureDeleteDatabase):
 
         await self._write_grouped(change)
 
+    async def quotas(self) -> list[Quota]:
+        note = await self._read(lambda connection: self._noted(connection, _QUOTAS, _NO_QUOTAS))
+        return list(_read_quotas(note).values())
+
+    async def set_quota(self, quota: Quota) -> None:
+        check_quota(quota)
+        await self._write_grouped(
+            lambda connection: self._change_quotas(connection, lambda quotas: with_quota(quotas, quota))
+        )
+
+    async def remove_quota(self, quota_id: str) -> None:
+        def remove(connection: sa.Connection) -> None:
+            self._change_quotas(connection, lambda quotas: without_quota(quotas, quota_id))
+            connection.execute(sa.delete(schema.counters).where(schema.counters.c.quota_id == quota_id))
+
+        await self._write_grouped(remove)
+
+    def _change_quotas(self, connection: sa.Connection, change: Callable[[dict[str, Quota]], dict[str, Quota]]) -> None:
+        quotas = change(_read_quotas(self._locked_note(connection, _QUOTAS, _NO_QUOTAS)))
+        texts = [record_text(quotas[quota_id], QUOTA_FIELDS) for quota_id in sorted(quotas)]
+        self._note(connection, _QUOTAS, f"[{','.join(texts)}]")
+
+    async def use_quotas(self, counts: Sequence[QuotaCount]) -> None:
+        try:
+            await self._write_grouped(lambda connection: self._commits.count(_cursor(connection), counts))
+        except QuotaExceededError as error:
+            with suppress(StoreError):
+                raise await self._exceeded(counts, error) from None
+            raise
+
+    async def quota_counters(self, user_id: str, agent: str) -> QuotaCounters:
+        def read(connection: sa.Connection) -> QuotaCounters:
+            rows = list(self._sql.counters.rows(connection, {"user_id": user_id, "agent": agent}))
+            counters = [
+                QuotaCounter(key=CounterKey(*key), starts=starts, ends=ends, used=used)
+                for *key, starts, ends, used in rows
+            ]
+            return QuotaCounters(counters, _time(self._sql.now(connection, {}).scalar_one()))
+
+        return await self._read(read)
+
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
         def delete(connection: sa.Connection) -> tuple[int]:
             self._lock(connection)
@@ -663,8 +737,8 @@ class SQLStore(SecureDeleteDatabase):
         if run := commit.new_run:
             if run.idempotency_key is not None and await self.run_of_key(key, run.idempotency_key):
                 return run.idempotency_key
-            with suppress(RunNotFoundError):
-                await self.run(run.run_id)
+            is_run = sa.select(schema.runs.c.run_id).where(schema.runs.c.run_id == run.run_id)  # of any user
+            if await self._read(lambda connection: connection.scalar(is_run)) is not None:
                 return run.run_id
         return await self._stored_delivery(key, [change.after for change in commit.deliveries if not change.before])
 
@@ -698,6 +772,11 @@ def _bounds(span: Span) -> dict[str, int]:
 def _read_webhooks(note: str) -> dict[str, WebhookRecord]:
     webhooks = decoded("webhooks", lambda: [record_of(WebhookRecord, fields) for fields in json.loads(note)])
     return {webhook.webhook_id: webhook for webhook in webhooks}
+
+
+def _read_quotas(note: str) -> dict[str, Quota]:
+    quotas = decoded("quotas", lambda: [record_of(Quota, fields) for fields in json.loads(note)])
+    return {quota.quota_id: quota for quota in quotas}
 
 
 def _filters(

@@ -15,6 +15,7 @@ from turnwise.cli.doctor import doctor
 from turnwise.cli.listing import ls, runs, schedules
 from turnwise.cli.mcp import mcp
 from turnwise.cli.memory import memory
+from turnwise.cli.quotas import quotas
 from turnwise.cli.search import marks, search
 from turnwise.cli.serve import serve
 from turnwise.cli.session_control import approve, cancel, end, fork, reject, rm, say, schedule, share, unschedule
@@ -39,6 +40,7 @@ for command in (ls, show, search, marks, runs, schedules, usage, *changes, expor
 app.command("import", cls=Command)(import_)
 app.command(cls=Command)(sweep)
 app.add_typer(webhooks, name="webhooks")
+app.add_typer(quotas, name="quotas")
 app.add_typer(memory, name="memory")
 app.command(cls=Command)(tail)
 app.command(cls=Command)(top)

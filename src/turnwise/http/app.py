@@ -28,7 +28,7 @@ from turnwise.http.middleware.origins import SameSite
 from turnwise.http.middleware.paths import SegmentPaths
 from turnwise.http.middleware.size_limits import SizeLimits, refused
 from turnwise.http.middleware.tracing import TraceContext
-from turnwise.http.native import marks, members, memories, runs, schedules, sessions, usage, webhooks
+from turnwise.http.native import marks, members, memories, quotas, runs, schedules, sessions, usage, webhooks
 from turnwise.http.openai import conversations, errors, models, responses
 from turnwise.http.openai.chat_completions import chat
 from turnwise.http.service import Service
@@ -99,6 +99,7 @@ def create_app(
         app.include_router(router)
     app.include_router(schedules.router)
     app.include_router(usage.router)
+    app.include_router(quotas.router)
     app.include_router(webhooks.router)
     app.include_router(marks.router)
     app.include_router(members.router)

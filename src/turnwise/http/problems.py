@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,7 @@ from turnwise.errors import (
     NotFoundError,
     OperatorsOnlyError,
     OverloadedError,
+    QuotaExceededError,
     ReadOnlyMemoryError,
     ReadOnlyStoreError,
     SessionLostError,
@@ -50,6 +52,7 @@ STATUS: Mapping[type[TurnwiseError], int] = {
     SessionOwnerError: 404,
     IdempotencyConflictError: 422,
     OverloadedError: 429,
+    QuotaExceededError: 429,
     OperatorsOnlyError: 403,
     NotAllowedError: 403,
     MemoryOverheardError: 403,
@@ -72,7 +75,7 @@ STATUS: Mapping[type[TurnwiseError], int] = {
 """The status of each error: that of its nearest base class in this table. All others are 409: a state forbids them."""
 
 RETRY_AFTER_S = "1"
-"""When a client may try again after 429 and 503."""
+"""When a client may try again after 429 and 503, in seconds, unless the error says it."""
 
 _log = logging.getLogger(__name__)
 
@@ -100,6 +103,11 @@ def word_of(status: int) -> str:
 def status_of(error: TurnwiseError) -> int:
     """Return the HTTP status for an error."""
     return next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
+
+
+def retry_after(error: TurnwiseError) -> dict[str, str]:
+    """Return the header that says when to try again, where the error knows that: after a quota begins anew."""
+    return {"Retry-After": str(math.ceil(error.retry_after_s))} if isinstance(error, QuotaExceededError) else {}
 
 
 def problem(status: int, title: str, detail: str, **fields: Any) -> dict[str, Any]:
@@ -200,7 +208,7 @@ def install(app: FastAPI) -> None:
     async def turnwise_error(request: Request, error: TurnwiseError) -> Response:
         if status_of(error) >= 500:  # noqa: PLR2004 - the server's fault
             _log.error("%s %s: %s", request.method, shown(request.url.path), error)
-        return answer(problem_of(error))
+        return answer(problem_of(error), retry_after(error))
 
     @app.exception_handler(Unauthorized)
     async def unauthorized(request: Request, error: Unauthorized) -> Response:

@@ -22,6 +22,7 @@ from turnwise.http.native.handles import Handles, Result
 from turnwise.http.problems import TooManyStreams, Unauthorized
 from turnwise.http.settings import HttpSettings, OnDisconnect
 from turnwise.memory.conversation.sessions import DEFAULT_USER
+from turnwise.memory.quotas.records import asked_quotas
 
 ON_DISCONNECT = "X-On-Disconnect"
 """The header in which a request says `keep` or `cancel`: see `HttpSettings.on_disconnect`."""
@@ -139,6 +140,23 @@ class Caller:
         """The user; "default" without authentication."""
         return self.identity.user_id if self.identity else DEFAULT_USER
 
+    def in_place_of(self, user_id: str | None) -> Caller:
+        """Return who decides about a run that may be another user's: an operator acts in the place of that user.
+
+        Args:
+            user_id: whom the request names; None for the caller.
+
+        Raises:
+            OperatorsOnlyError: it is another user, and the caller is no operator.
+        """
+        if user_id in (None, self.user_id):
+            return self
+        if self.identity is not None and not self.identity.is_operator:
+            raise OperatorsOnlyError(self.user_id, "decide about runs of others", "leave `user` out")
+        return replace(
+            self, identity=Identity(str(user_id), is_operator=True), owner=None if self.owner == user_id else self.owner
+        )
+
     def reserve_stream(self, *, is_needed: bool = True) -> ExitStack:
         """Reserve one of the streams that may be open, for a stream or a wait.
 
@@ -181,6 +199,19 @@ async def _caller(request: Request) -> Caller:
     if choice not in get_args(OnDisconnect):
         raise InvalidInputError(ON_DISCONNECT, shown(choice), "it must be 'keep' or 'cancel'")
     return Caller(service, await service.identify(request), cast(OnDisconnect, choice))
+
+
+def check_may_approve(identity: Identity | None, call_id: str) -> None:
+    """Raise unless somebody may approve a call: that a run exceeds a quota is for operators only.
+
+    Args:
+        call_id: of an agent's call, with the path to it.
+
+    Raises:
+        OperatorsOnlyError: it asks to exceed a quota, and this is a user who is no operator.
+    """
+    if identity is not None and not identity.is_operator and asked_quotas([call_id.rpartition("/")[2]]):
+        raise OperatorsOnlyError(identity.user_id, "let a run exceed a quota", "wait for the quota's next period")
 
 
 RequestCaller = Annotated[Caller, Depends(_caller)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import dropwhile
@@ -29,6 +29,7 @@ from turnwise.memory.conversation.branches import Branches, are_valid, is_shown,
 from turnwise.memory.conversation.events import (
     AnyEvent,
     BlocksRemoved,
+    CustomEvent,
     Event,
     RunEnded,
     RunStarted,
@@ -39,7 +40,7 @@ from turnwise.memory.conversation.ledger import LedgerQuery, LedgerRow
 from turnwise.memory.conversation.marks import count_marks, numbers_of
 from turnwise.memory.conversation.runs import REPLACED, RunRecord
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
-from turnwise.memory.conversation.spans import Seen, Spans, cut, from_places, overlap, places, size, union
+from turnwise.memory.conversation.spans import Seen, Spans, begins_with, cut, from_places, overlap, places, size, union
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.conversation.views.chat_messages import chat_messages_of
@@ -140,7 +141,7 @@ async def audit(
         findings = [
             *_events_hold(session, all_ended=all_ended),
             *_successors_hold(session.runs),
-            *_turns_hold(steps, compacts=compacts),
+            *_turns_hold(steps, compacts=compacts, shortened={run.turn_index for run in session.runs if run.overflow}),
             *_removed_stay_away(session),
             *_versions_hold(session),
             *_events_tell(session.events, steps),
@@ -252,7 +253,7 @@ def _events_hold(session: StoredSession, *, all_ended: bool) -> Iterator[Finding
     active = None
     ended: set[str] = set()
     for event in session.events:
-        if event.run_id in ended:
+        if event.run_id in ended and not isinstance(event, CustomEvent):
             yield "one terminal event, the last", f"{event!r} comes after the end of its run"
         if isinstance(event, RunStarted):
             if active is not None:
@@ -379,13 +380,13 @@ def _steps(turns: Iterable[Turn]) -> Iterator[_Step]:
         before, older = turn, spans
 
 
-def _turns_hold(steps: Iterable[_Step], *, compacts: bool) -> Iterator[Finding]:
+def _turns_hold(steps: Iterable[_Step], *, compacts: bool, shortened: Container[int] = ()) -> Iterator[Finding]:
     is_valid = False
     for step in steps:
         turn = step.turn
         if turn.status in WAITING:
             continue
-        if not _continues(step, compacts=compacts):
+        if not _continues(step, shortened, compacts=compacts):
             yield "continues the turn before", f"turn {turn.index} does not"
         try:
             if not is_valid or not _is_valid(step.added):
@@ -460,8 +461,12 @@ def check_request(blocks: Sequence[Block]) -> None:
         check(arranged(rules.spare(blocks), rules), rules)
 
 
-def _continues(step: _Step, *, compacts: bool) -> bool:
+def _continues(step: _Step, shortened: Container[int], *, compacts: bool) -> bool:
+    """Return whether a turn continues the one before; behind one of `shortened`, all that this one could have had."""
     turn, before = step.turn, step.before
+    if before is not None and before.index in shortened and begins_with(turn.record.spans, before.record.base):
+        return True
+    compacts = compacts or turn.index in shortened
     if before is None:
         is_of_fork = turn.parent is not None  # whose first turn continues one of another session
         return not compacts or is_of_fork or _continues_newest(turn, ())

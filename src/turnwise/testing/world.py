@@ -13,6 +13,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.state.alarm import NO_ALARM, Alarm
 from turnwise.actors.session.state.outbox import NO_OUTBOX, WebhookOutbox
+from turnwise.actors.session.state.quota_book import QuotaBook
 from turnwise.errors import (
     CorruptRecordError,
     SessionFencedError,
@@ -51,6 +52,7 @@ class World:
         engine: the engine; a `FaultyEngine` with these faults if omitted.
         store: the store, which may be shared with other worlds; a new one in memory if omitted.
         tells_webhooks: whether commits have the calls of the store's webhooks, as in processes of sessions.
+        has_quotas: whether the store's quotas hold, likewise.
         alarm: hears of the session's deliveries.
         clock: the session's clock; None: it reads the store's when it is loaded. The loop's if omitted.
     """
@@ -67,6 +69,7 @@ class World:
         history: HistoryStore | None = None,
         memories: Sequence[MemorySlot] = (),
         tells_webhooks: bool = False,
+        has_quotas: bool = False,
         alarm: Alarm = NO_ALARM,
         clock: Callable[[], float] | None = lambda: asyncio.get_running_loop().time(),
     ) -> None:
@@ -80,6 +83,7 @@ class World:
         self._overflow = overflow
         self._memories = memories
         self._tells_webhooks = tells_webhooks
+        self._has_quotas = has_quotas
         self._alarm = alarm
         self._clock = clock
         self._processes: list[Process] = []
@@ -172,6 +176,7 @@ class World:
             off_loop=inline,
             alarm=self._alarm,
             outbox=WebhookOutbox(self.store, NO_ALARM) if self._tells_webhooks else NO_OUTBOX,
+            quotas=QuotaBook(self.store) if self._has_quotas else None,
         )
         self._processes.append(Process(f"{self.session_id}, process {len(self._processes) + 1}"))
         return self._processes[-1], core

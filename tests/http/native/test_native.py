@@ -172,8 +172,17 @@ async def test_a_busy_session_names_its_run_and_what_can_be_done(folder: Path) -
         queued = (await client.post(f"{path}/runs", json={"prompt": "hello", "if_busy": "enqueue"})).json()
         state = (await client.get(path)).json()
         assert [state["active_run_id"], state["queued_run_ids"]] == [first["id"], [queued["id"]]]
-        added = await client.post(f"/v1/runs/{first['id']}/events", json={"name": "ticket", "data": {"number": 1}})
+        added = await client.post(
+            f"/v1/runs/{first['id']}/events", json={"name": "ticket", "data": {"number": 1}, "labels": {"of": "ann"}}
+        )
         assert added.status_code == 201
+        labelled = (await client.get(f"{path}/events", params={"labels": '{"of": "ann"}'})).json()["items"]
+        assert [event["labels"] for event in labelled] == [{"of": "ann"}]
+        for labels in ("of=ann", "[]", '{"of": 1}'):
+            for target in (f"{path}/events", "/v1/runs"):
+                wrong = await client.get(target, params={"labels": labels})
+                assert wrong.status_code == 422 and "labels" in wrong.text
+        assert (await client.get("/v1/runs", params={"labels": '{"of": "ann"}'})).json()["items"] == []
         after = {"after": added.json()["seq"] - 1, "limit": 1}
         (event,) = (await client.get(f"/v1/runs/{first['id']}/events", params=after)).json()["items"]
         assert (event["name"], event["data"], event["run_id"]) == ("ticket", {"number": 1}, first["id"])
@@ -242,8 +251,17 @@ async def test_sessions_are_appended_to_forked_compacted_and_cleared(folder: Pat
         taken = await client.post(f"{path}/fork", json={"at": 1, "id": "base/fork"})
         assert taken.status_code == 409 and taken.json()["error"] == "session_exists"
         assert (await client.post(f"{path}/compact", json={"explain": True})).is_success
-        added = await client.post(f"{path}/events", json={"name": "ticket", "data": {"number": 1}})
+        added = await client.post(
+            f"{path}/events", json={"name": "ticket", "data": {"number": 1}, "labels": {"of": "ann"}}
+        )
         assert added.status_code == 201
+        labelled = (await client.get(f"{path}/events", params={"labels": '{"of": "ann"}'})).json()["items"]
+        assert [event["labels"] for event in labelled] == [{"of": "ann"}]
+        for labels in ("of=ann", "[]", '{"of": 1}'):
+            for target in (f"{path}/events", "/v1/runs"):
+                wrong = await client.get(target, params={"labels": labels})
+                assert wrong.status_code == 422 and "labels" in wrong.text
+        assert (await client.get("/v1/runs", params={"labels": '{"of": "ann"}'})).json()["items"] == []
         page = (await client.get(f"{path}/events", params={"after": added.json()["seq"] - 1})).json()
         assert [page["items"][0]["name"], page["items"][0]["data"], page["next"]] == ["ticket", {"number": 1}, None]
         params: dict[str, Any] = {"kinds": ["custom", "run_completed"], "limit": 2, "wait_s": 1}
@@ -256,6 +274,11 @@ async def test_sessions_are_appended_to_forked_compacted_and_cleared(folder: Pat
         assert [turn["text"] for turn in (await client.get(f"{path}/turns")).json()["items"]] == ["third"]
         assert (await client.post(f"{path}/engine", json={"engine": "scripted"})).status_code == 204
         assert (await ran(client, path, "who"))["text"] == " ann"
+        short = {"prompt": "who", "overflow": {"strategy": "KeepLast", "turns": 1}}
+        assert (await client.post(f"{path}/runs?wait_s=60", json=short)).is_success
+        for strategy in ({"strategy": "Summarize"}, {"strategy": "KeepLast", "turns": 0}, {}):
+            refused = await client.post(f"{path}/runs", json={"prompt": "who", "overflow": strategy})
+            assert refused.status_code == 422 and "overflow" in refused.text
         unknown = await client.post(f"{path}/engine", json={"engine": "none"})
         assert unknown.status_code == 422 and unknown.json()["error"] == "config"
 

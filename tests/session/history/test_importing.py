@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -350,3 +351,53 @@ async def test_a_conversation_with_a_key_of_its_own_is_added_whole() -> None:
     core = await opened()
     assert await core.importing.import_turns(GIVEN) == 1
     assert await core.importing.import_turns(GIVEN, "again") == 3
+
+
+def at(time: Any, role: str = "user", **other: Any) -> dict[str, Any]:
+    return {"role": role, "content": "words", "created_at": time, **other}
+
+
+async def test_turns_have_the_times_of_their_first_messages() -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        at(1_700_000_000),
+        at("2023-11-14T23:13:20+01:00", "assistant", timestamp="not looked at"),
+        {"role": "user", "content": "later", "timestamp": "2023-11-15T00:00:00Z"},
+        {"role": "assistant", "content": "answer"},
+        {"role": "user", "content": "last", "createdAt": datetime(2024, 1, 1, tzinfo=UTC)},
+    ]
+    core = await opened()
+    await core.importing.import_turns(read_messages(messages))
+    times = [turn.created_at for turn in await core.reads.turns()]
+    assert times == [1_700_000_000, 1_700_006_400, 1_704_067_200]
+    longer = [*messages, {"role": "assistant", "content": "answer"}, at(1_710_000_000), at(1_710_000_000, "assistant")]
+    core = await opened()
+    await core.importing.import_turns(read_messages(messages[:5]))
+    await core.importing.import_turns(read_messages(longer))
+    assert [turn.created_at for turn in await core.reads.turns()] == [*times, 1_710_000_000], (
+        "a conversation that goes on"
+    )
+
+
+async def test_a_turn_is_never_of_the_future() -> None:
+    core = await opened(clock=lambda: 1_700_000_000.0)
+    await core.importing.import_turns(read_messages([at(1_700_000_060), at(1_700_000_060, "assistant")]))
+    assert [turn.created_at for turn in await core.reads.turns()] == [1_700_000_000]
+
+
+@pytest.mark.parametrize(
+    ("times", "place", "reason"),
+    [
+        (["yesterday"], 0, "it is no time"),
+        ([True], 0, "it is no time"),
+        ([float("nan")], 0, "it is no time"),
+        (["2023-11-14T23:13:20"], 0, "no time zone"),
+        ([-1], 0, "of the past"),
+        ([1_700_000_000_000], 0, "in seconds"),
+        ([1_700_000_000, 1_699_999_999], 1, "before the time of an earlier message"),
+    ],
+)
+def test_times_that_cannot_be_are_named_by_their_messages(times: list[Any], place: int, reason: str) -> None:
+    with pytest.raises(InvalidInputError, match=reason) as refused:
+        read_messages([at(time) for time in times])
+    assert refused.value.field == f"messages[{place}].created_at"

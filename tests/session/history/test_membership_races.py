@@ -12,7 +12,7 @@ from typing import Any
 from scale import share
 from schedules import SESSION, World, spread
 from stored.audit import check_session
-from turnwise.actors.session.state.acting import Acting, acting_as
+from turnwise.actors.session.acting import Acting, acting_as
 from turnwise.errors import NotAllowedError, SessionBusyError, SessionNotFoundError
 from turnwise.memory.conversation.events import MemberChanged, PromptAppended
 from turnwise.memory.conversation.sessions import SessionKey

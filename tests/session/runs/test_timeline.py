@@ -20,7 +20,6 @@ from turnwise.actors.inference.tools.tool import external_tool, tool
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (
     CallDecidedError,
-    InvalidInputError,
     RunNotFoundError,
     SessionEndedError,
     StoreError,
@@ -188,28 +187,34 @@ def test_a_tool_in_another_process_is_told_what_to_do() -> None:
         there.event("progress")
 
 
-async def test_events_from_outside_belong_to_an_open_run_or_to_the_session() -> None:
+async def test_events_from_outside_belong_to_a_run_or_to_the_session() -> None:
     core, store = await a_core(engine=ScriptedEngine())
     first = await core.additions.add_event("imported", {"from": "crm"}, "k1")
     assert await core.additions.add_event("imported", {"from": "crm"}, "k1") == first, "the second delivery"
     await core.admission.start(["slow 500"], run_id="run")
-    within = await core.additions.add_event("watched", None, "k2", "run")
+    within = await core.additions.add_event("watched", None, "k2", run_id="run")
     await core.admission.cancel("enough", "run")
-    assert await core.additions.add_event("watched", None, "k2", "run") == within, (
+    assert await core.additions.add_event("watched", None, "k2", run_id="run") == within, (
         "the second delivery, after the run's end"
     )
-    with pytest.raises(InvalidInputError, match=r"'run'.*cancelled.*session"):
-        await core.additions.add_event("late", None, "k3", "run")
+    late = await core.additions.add_event("late", None, "k3", run_id="run")
+    assert await core.additions.add_event("late", None, "k3", run_id="run") == late
     with pytest.raises(RunNotFoundError):
-        await core.additions.add_event("late", None, "k3", "other")
+        await core.additions.add_event("late", None, "k5", run_id="other")
     events = [event for event in await events_of(store) if isinstance(event, CustomEvent)]
     assert [(event.seq, event.name, event.run_id) for event in events] == [
         (first, "imported", None),
         (within, "watched", "run"),
+        (late, "late", "run"),
     ]
     await core.admission.end_session()
     with pytest.raises(SessionEndedError):
         await core.additions.add_event("late", None, "k4")
+    assert await core.additions.add_event("late", None, "k3", run_id="run") == late, (
+        "a delivery after the session's end"
+    )
+    with pytest.raises(SessionEndedError):
+        await core.additions.add_event("late", None, "k5", run_id="run")
 
 
 async def test_a_run_may_have_a_parent_run_of_the_same_user() -> None:

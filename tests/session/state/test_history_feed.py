@@ -17,7 +17,7 @@ from turnwise.actors.hosting.stored_source import StoredSource
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.state import event_forwarder as history_feed, journal, ownership
 from turnwise.actors.session.state.reads import SessionReads
-from turnwise.errors import ConfigError, CorruptRecordError, SessionFencedError, StoreError
+from turnwise.errors import ConfigError, CorruptRecordError, SessionFencedError, SessionNotFoundError, StoreError
 from turnwise.memory.conversation.events import without_blocks
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.views.rebuild import rebuild
@@ -172,6 +172,26 @@ async def test_a_session_that_has_left_leaves_nothing_running(down: bool, monkey
     await again.transactor.activate()
     await again.ownership.leave()
     assert len(await history.events(SessionKey(SESSION))) == 4
+
+
+async def test_a_session_is_deleted_without_its_events_once_the_history_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(journal, "FLUSH_S", 0.05)
+    monkeypatch.setattr(history_feed, "FIRST_PAUSE_S", 0.01)
+    history = Failing()
+    core, store = await core_with(history)
+    await run(core, "a")
+    with pytest.raises(StoreError, match=f"'{SESSION}'.*try again"):
+        await core.forgetting.delete(keeps_events=True)
+    assert len(await store.events(SessionKey(SESSION))) == 2, "nothing was deleted"
+    await run(core, "b")
+    history.down = False
+    monkeypatch.setattr(journal, "FLUSH_S", 30.0)
+    assert (await core.forgetting.delete(keeps_events=True)).sessions == 1
+    assert len(await history.events(SessionKey(SESSION))) == 4
+    with pytest.raises(SessionNotFoundError):
+        await store.get(SessionKey(SESSION))
 
 
 async def test_an_owner_that_was_cut_off_deletes_no_history() -> None:

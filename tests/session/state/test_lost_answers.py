@@ -10,6 +10,7 @@ import pytest
 
 from memories.session_memories import Book
 from turnwise.actors.inference.function_engine import FunctionEngine
+from turnwise.actors.inference.middleware import SystemPrompt
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
@@ -195,6 +196,39 @@ def test_a_lost_answer_changes_nothing_for_forks_imports_and_removals() -> None:
         await world.wait(await world.start("four"))
 
     check(story, at_least=8)
+
+
+@pytest.mark.parametrize("on_lost", ["interrupt", "resume"])
+def test_a_lost_answer_changes_nothing_for_what_a_middleware_stores(on_lost: OnLost) -> None:
+    async def story(world: World) -> None:
+        for prompt in ("one", "call:look two", "three"):
+            await world.wait(await world.start(prompt))
+
+    middleware = [SystemPrompt("Be brief.", store=True)]
+    engine = FunctionEngine(answer, tools=[look, pay], middleware=middleware)
+    check(story, at_least=5, engine=lambda: engine, config={"on_lost": on_lost})
+
+
+@pytest.mark.parametrize("on_lost", ["interrupt", "resume"])
+def test_a_lost_answer_changes_nothing_for_a_strategy_of_one_run_and_late_events(on_lost: OnLost) -> None:
+    async def story(world: World) -> None:
+        await world.wait(await world.start("one"))
+        last = {"strategy": "KeepLast", "turns": 1}
+        await world.wait(await world.start("call:look two", overflow=last, turn_id="second", labels={"a": "b"}))
+        await world.ask("additions.add_event", "rated", {"stars": 5}, "key", run_id="call:look two", labels={"c": "d"})
+        await world.wait(await world.start("three"))
+
+    check(story, at_least=5, config={"on_lost": on_lost})
+
+
+@pytest.mark.parametrize("on_lost", ["interrupt", "resume"])
+def test_a_lost_answer_changes_nothing_for_turns_above_the_storage_limit(on_lost: OnLost) -> None:
+    async def story(world: World) -> None:
+        for prompt in ("one", "call:look two", "three", "four"):
+            await world.wait(await world.start(prompt))
+            await asyncio.sleep(LONG_S)
+
+    check(story, at_least=5, clears=True, config={"on_lost": on_lost, "storage_limit": 4})
 
 
 def test_a_lost_answer_changes_nothing_for_turns_that_are_forgotten_and_cleared() -> None:

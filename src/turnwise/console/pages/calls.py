@@ -12,17 +12,21 @@ from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.console.elements.tags import button, long_text, tag
 from turnwise.console.elements.text import json_text
 from turnwise.errors import InvalidInputError, shown
+from turnwise.http.auth import Identity
+from turnwise.http.service import check_may_approve
 from turnwise.memory.conversation.calls.tool_calls import PendingCall
+from turnwise.memory.conversation.runs import QUOTA
 
 MAX_CHARS = 200_000
 """How many characters a field takes; a websocket's message has at most a megabyte."""
 
 
 class Calls:
-    """The calls that wait for a decision. `decided` is called after one was made."""
+    """The calls that wait for a decision. `decided` is called after one was made; `identity` is who decides."""
 
-    def __init__(self, decided: Callable[[], None], *, is_read_only: bool) -> None:
+    def __init__(self, decided: Callable[[], None], identity: Identity | None, *, is_read_only: bool) -> None:
         self._decided = decided
+        self._identity = identity
         self._is_read_only = is_read_only
         self._shown: tuple[str, ...] = ()
         self._whole = tag("div", "", aria_live="polite")
@@ -46,7 +50,8 @@ class Calls:
                 "result": "waits for its result",
                 "budget": "is over its budget",
             }
-            tag("h2", "", f"{call.name} {requests[call.wants]}")
+            exceeds_quota = call.wants == "budget" and call.name == QUOTA
+            tag("h2", "", "A quota is used up" if exceeds_quota else f"{call.name} {requests[call.wants]}")
             if call.why:
                 long_text(call.why, "soft", "p")
             if self._is_read_only:
@@ -65,6 +70,7 @@ class Calls:
         reason = ui.input("Why not, if you reject it").props(f"outlined dense maxlength={MAX_CHARS}").classes("grow")
 
         async def approve() -> None:
+            check_may_approve(self._identity, call.call_id)
             edited = field is not None and field.value != original
             await execution.approve(call.call_id, input=_object(field.value) if edited else None)
             self._decided()

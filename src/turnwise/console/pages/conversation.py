@@ -138,7 +138,7 @@ class _Conversation:
             self._more = button("Show earlier messages", self._show_earlier, "hidden")
             self._list = tag("div")
             self._live = Live()
-            self._calls = Calls(self._frame.wake.set, is_read_only=not self._can_change)
+            self._calls = Calls(self._frame.wake.set, self._frame.viewer.identity, is_read_only=not self._can_change)
         with talk:
             self._inspector = Inspector(self._session, talk, self._frame.viewer, is_read_only=not self._can_change)
         if self._can_change:

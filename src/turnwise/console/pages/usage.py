@@ -13,12 +13,13 @@ from nicegui import ui
 from turnwise.actors.session.engines.budget import Budget
 from turnwise.console.elements.frame import Frame
 from turnwise.console.elements.tags import fact, link, tag
-from turnwise.console.elements.text import number
+from turnwise.console.elements.text import moment, number
 from turnwise.errors import InvalidInputError
 from turnwise.memory.conversation.ledger import COLUMNS, LedgerField, UsageReport, day_of
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.quotas.records import QuotaUse
 
 DAYS = 14
 """How many days the chart has."""
@@ -94,10 +95,14 @@ class _UsagePage:
             report = await viewer.manager.usage(by=_TABLES[chosen["by"]], **days, **filters)
         except InvalidInputError as error:
             report, why = UsageReport(), str(error)
+        quotas = await viewer.manager.quotas(**filters)
         if chosen == self._filters:
             self._body.clear()
             with self._body:
                 self._show(report, by_day, list(sessions), list(runs), why)
+                with tag("section", "card", aria_label="Quotas"):
+                    tag("h2", "", "Quotas")
+                    _quotas(quotas)
         return _REFRESH_S
 
     def _show(
@@ -193,6 +198,28 @@ def _table(report: UsageReport) -> None:
                         tag("td", "number", number(count))
     if len(report) > len(rows):
         tag("p", "soft small", f"These are the {number(len(rows))} rows of {number(len(report))} with the most tokens.")
+
+
+def _quotas(uses: Sequence[QuotaUse]) -> None:
+    """Show each quota, and how much of it is used; of those of each user, once a user is chosen."""
+    if not uses:
+        tag("p", "soft", "There are no quotas.")
+        return
+    names = ("for", "limits", "used", "limit", "per", "then", "begins anew")
+    with tag("div", "scroll"), tag("table", "list"):
+        with tag("thead", ""), tag("tr", ""):
+            for name in names:
+                tag("th", "number" if name in ("used", "limit") else "", name, scope="col")
+        with tag("tbody", ""):
+            for use in uses:
+                quota, used = use.quota, "-" if use.used is None else number(round(use.used, 6))
+                with tag("tr", "", aria_label=quota.quota_id):
+                    tag("td", "", quota.scope[:200])
+                    tag("td", "", quota.unit)
+                    for amount in (used, number(round(quota.limit, 6))):
+                        tag("td", "number", amount)
+                    for text in (quota.per, quota.then, moment(use.resets_at)):
+                        tag("td", "", text)
 
 
 def _columns(days: Sequence[tuple[str, int]]) -> None:

@@ -27,7 +27,17 @@ from turnwise.errors import (
     shown,
 )
 from turnwise.http.bounded import Bounds, within_bounds
-from turnwise.http.front_ends.answering import Decision, active, ask, behind, decide, fitting, streamed, turn_of
+from turnwise.http.front_ends.answering import (
+    Decision,
+    active,
+    ask,
+    behind,
+    check_decisions,
+    decide,
+    fitting,
+    streamed,
+    turn_of,
+)
 from turnwise.http.front_ends.reading import file_of, in_order, message_id
 from turnwise.http.middleware.paths import InPath
 from turnwise.http.native.models import example
@@ -111,6 +121,7 @@ async def _run(caller: Caller, body: RunAgentInput, request: Request, engine: st
         names = ", ".join(repr(name) for name in caller.manager.engines if name)
         raise InvalidInputError("engine", shown(engine), f"there is no such engine; there are {names}")
     decisions = decisions_of(body)
+    check_decisions(caller, decisions)
     approved = {decision.call_id for decision in decisions if decision.approved is not None}
     had = [decision.call_id for decision in decisions if decision.call_id not in approved]
     with caller.reserve_stream() as reserved:

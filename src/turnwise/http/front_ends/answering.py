@@ -28,7 +28,7 @@ from turnwise.errors import (
     shown,
 )
 from turnwise.http.native.runs import cancel_own
-from turnwise.http.service import Caller
+from turnwise.http.service import Caller, check_may_approve
 from turnwise.http.sse import EventStream
 from turnwise.memory.conversation.blocks import Block, User
 from turnwise.memory.conversation.turns import Turn
@@ -258,6 +258,13 @@ async def fitting(execution: AsyncExecutionHandle, decisions: Sequence[Decision]
                 unfit_decision.at, shown(unfit_decision.value), f"call {unfit_decision.call_id!r} waits for {expected}"
             )
     return list(chosen.values())
+
+
+def check_decisions(caller: Caller, decisions: Sequence[Decision]) -> None:
+    """Raise OperatorsOnlyError if one of the decisions is for operators only: see `check_may_approve`."""
+    for decision in decisions:
+        if decision.approved:
+            check_may_approve(caller.identity, decision.call_id)
 
 
 async def decide(execution: AsyncExecutionHandle, decisions: Sequence[Decision]) -> None:

@@ -21,6 +21,7 @@ from turnwise.http.front_ends.answering import (
     active,
     ask,
     behind,
+    check_decisions,
     decide,
     fitting,
     message_id_of,
@@ -181,6 +182,7 @@ async def answer_chat(body: Chat, caller: RequestCaller, request: Request, idemp
             how = {"again": is_again, "edits": edits, "resumed": resumed is not None}
             execution = await ask(session, its_id, prompts, options, **how)
             if waiting:
+                check_decisions(caller, waiting.decisions)
                 await decide(waiting.execution, waiting.decisions)
         except SessionBusyError as error:
             return answer(problem_of(error) | {"if_busy": helpful(error, is_again=is_again)})
@@ -256,6 +258,7 @@ async def _continue(
     if not (decisions := _decisions(message, place)):
         reason = "nothing is new: it has neither results of calls nor answers to approvals"
         raise InvalidInputError(f"{place}.parts", shown(message.get("parts")), reason)
+    check_decisions(caller, decisions)
 
     async def decided(session: AsyncSession) -> AsyncExecutionHandle:
         execution = await session.execution(str(message["id"]))

@@ -59,6 +59,7 @@ from turnwise.memory.stores.search.records import SearchedRole
 from turnwise.memory.values.frozen_json import plain_json
 from turnwise.memory.values.limits import MAX_BLOCKS, MAX_MESSAGES, MAX_NAMES
 from turnwise.strategies.compaction import Compaction
+from turnwise.strategies.of_run import strategy_of
 
 JsonObject = dict[str, Any]
 
@@ -264,10 +265,11 @@ class MessagesShown(Shown):
 class AddEvent(Body):
     """An event of your own."""
 
-    model_config = example(name="ticket", data={"number": 4711})
+    model_config = example(name="ticket", data={"number": 4711}, labels={"queue": "billing"})
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
     data: JsonObject | None = None
+    labels: dict[str, str] | None = None
 
 
 class RunTool(Body):
@@ -323,17 +325,22 @@ class AnswerOptions(Body):
     """A system prompt for this run alone."""
     tools: list[RunTool] | None = None
     """Tools for this run alone; results of their calls come by `/v1/runs/{run_id}/provide`."""
+    overflow: JsonObject | None = None
+    """How this run alone shortens its requests: `strategy` is `KeepLast` with `turns` or `messages`, `Trim` with
+    `max_tokens`, or `DeleteOldest` with `count`. Later runs have the whole conversation again."""
 
     async def options(self) -> dict[str, Any]:
         """Return the options of the run. Tools are checked by a thread, since that may take long.
 
         Raises:
-            InvalidInputError: the schema of a tool cannot be used.
+            InvalidInputError: the schema of a tool cannot be used, or there is no such strategy.
         """
         checked = None
         if self.tools is not None:
             checked = await asyncio.to_thread(lambda tools: [tool.as_tool() for tool in tools], self.tools)
-        return {name: getattr(self, name) for name in _RUN_OPTIONS if hasattr(self, name)} | {"tools": checked}
+        overflow = None if self.overflow is None else strategy_of(self.overflow)
+        options = {name: getattr(self, name) for name in _RUN_OPTIONS if hasattr(self, name)}
+        return options | {"tools": checked, "overflow": overflow}
 
 
 class BeginOptions(Body):
@@ -423,6 +430,8 @@ class Approve(Body):
     call_id: str
     input: JsonObject | None = None
     """Other arguments than the model's."""
+    user: str | None = None
+    """Whose run it is, for operators; the caller's if omitted."""
 
 
 class Reject(Body):
@@ -433,6 +442,8 @@ class Reject(Body):
     call_id: str
     reason: str = ""
     """What the model is told."""
+    user: str | None = None
+    """Whose run it is, for operators; the caller's if omitted."""
 
 
 class Provide(Body):

@@ -38,9 +38,20 @@ from turnwise.http.native.models import (
     TurnShown,
     prompts_of,
 )
-from turnwise.http.native.sessions import CONFLICT, MAX_LIMIT, NOT_FOUND, After, Agent, Cursor, Limit, Streams, Wait
+from turnwise.http.native.sessions import (
+    CONFLICT,
+    MAX_LIMIT,
+    NOT_FOUND,
+    After,
+    Agent,
+    Cursor,
+    Limit,
+    OfLabels,
+    Streams,
+    Wait,
+)
 from turnwise.http.problems import BUSY, answer, documented, problem_of
-from turnwise.http.service import Caller, MemberCaller, RequestCaller
+from turnwise.http.service import Caller, MemberCaller, RequestCaller, check_may_approve
 from turnwise.http.sse import (
     PAGE,
     SILENCE_S,
@@ -255,11 +266,12 @@ async def list_runs(
     agent: Agent = None,
     state: RunState | None = None,
     parent: Annotated[str | None, Query(description="Only runs that were started on behalf of this one.")] = None,
+    labels: OfLabels,
     since: Annotated[float | None, Query(description="Only if created at this time or later.")] = None,
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> RunPage:
-    query: dict[str, Any] = {"agent": agent, "state": state, "parent": parent, "since": since}
+    query: dict[str, Any] = {"agent": agent, "state": state, "parent": parent, "labels": labels, "since": since}
     return RunPage.of(await caller.manager.runs(user_id=caller.user_id, cursor=cursor, limit=limit, **query))
 
 
@@ -295,13 +307,16 @@ async def list_pending_calls(run_id: InPath, caller: MemberCaller) -> PendingCal
 
 @router.post("/runs/{run_id}/approve", summary="Approve a tool call", status_code=204, responses=CONFLICT)
 async def approve_call(run_id: InPath, body: Approve, caller: MemberCaller) -> None:
-    """May be repeated: an approved call is made at most once."""
-    await caller.on_run(run_id, lambda execution: execution.approve(body.call_id, input=body.input))
+    """May be repeated: an approved call is made at most once. Only operators let a run exceed a quota, of any user."""
+    check_may_approve(caller.identity, body.call_id)
+    await caller.in_place_of(body.user).on_run(
+        run_id, lambda execution: execution.approve(body.call_id, input=body.input)
+    )
 
 
 @router.post("/runs/{run_id}/reject", summary="Reject a tool call", status_code=204, responses=CONFLICT)
 async def reject_call(run_id: InPath, body: Reject, caller: MemberCaller) -> None:
-    await caller.on_run(run_id, lambda execution: execution.reject(body.call_id, body.reason))
+    await caller.in_place_of(body.user).on_run(run_id, lambda execution: execution.reject(body.call_id, body.reason))
 
 
 @router.post("/runs/{run_id}/provide", summary="Supply the result of a call", status_code=204, responses=CONFLICT)
@@ -334,7 +349,7 @@ async def get_input(run_id: InPath, caller: MemberCaller) -> Any:
 
 @router.post("/runs/{run_id}/events", summary="Add an event of your own", status_code=201, responses=NOT_FOUND)
 async def add_run_event(run_id: InPath, body: AddEvent, caller: MemberCaller) -> EventAdded:
-    return EventAdded(seq=await caller.on_run(run_id, lambda execution: execution.add_event(body.name, body.data)))
+    return EventAdded(seq=await caller.on_run(run_id, lambda execution: execution.add_event(**body.model_dump())))
 
 
 @router.get(

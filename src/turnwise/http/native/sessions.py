@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -134,17 +134,35 @@ async def list_sessions(
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> SessionPage:
-    query: dict[str, Any] = {"agent": agent, "status": status, "title": title, "metadata": _json_object(metadata)}
+    query: dict[str, Any] = {
+        "agent": agent,
+        "status": status,
+        "title": title,
+        "metadata": _json_object("metadata", metadata),
+    }
     query |= {"agents": agents, "shared": shared}
     query |= {"since": since, "until": until, "order_by": order_by, "cursor": cursor, "limit": limit}
     return SessionPage.of(await caller.manager.list(user_id=caller.user_id, **query))
 
 
-def _json_object(metadata: str | None) -> Any:
+def _json_object(name: str, text: str | None) -> Any:
     try:
-        return None if metadata is None else from_json(metadata, allow_inf_nan=False)
+        return None if text is None else from_json(text, allow_inf_nan=False)
     except ValueError as error:
-        raise InvalidInputError("metadata", shown(metadata), f"must be a JSON object: {error}") from None
+        raise InvalidInputError(name, shown(text), f"must be a JSON object: {error}") from None
+
+
+def labels_of(
+    labels: Annotated[
+        str | None,
+        Query(description="A JSON object: only what has all of these labels.", examples=['{"source": "web"}']),
+    ] = None,
+) -> Any:
+    """Return the labels that a query asks for; their names and values are not checked yet."""
+    return _json_object("labels", labels)
+
+
+OfLabels = Annotated[Any, Depends(labels_of)]
 
 
 @router.get("/count", summary="Count sessions")
@@ -382,7 +400,7 @@ async def list_runs_of_session(
 
 @router.post("/sessions/{session_id}/events", summary="Add an event of your own", status_code=201, responses=CONFLICT)
 async def add_session_event(session_id: InPath, body: AddEvent, caller: MemberCaller) -> EventAdded:
-    return EventAdded(seq=await caller.on_session(session_id, lambda session: session.add_event(body.name, body.data)))
+    return EventAdded(seq=await caller.on_session(session_id, lambda session: session.add_event(**body.model_dump())))
 
 
 @router.get(
@@ -400,31 +418,33 @@ async def list_session_events(
     after: After = 0,
     limit: Limit = MAX_LIMIT,
     kinds: EventKinds = None,
+    labels: OfLabels,
     wait_s: Wait = 0.0,
 ) -> Any:
     """The stream does not end by itself. It goes on behind `Last-Event-ID` or `after`, each event once.
 
-    Deltas of an answer are live: they are there until the run after the next one starts. With `kinds`, a page may have
-    fewer events than `limit`, and none, though `next` says that there are more.
+    Deltas of an answer are live: they are there until the run after the next one starts. With `kinds` or `labels`, a
+    page may have fewer events than `limit`, and none, though `next` says that there are more.
     """
     after = last_event_id(request, after)
+    only = {"kinds": kinds, "labels": labels}
     if streams:
-        session, page = await caller.on_session(session_id, lambda session: _first_page(session, after, kinds))
-        return EventStream(caller, _events(session, after, page, kinds))
+        session, page = await caller.on_session(session_id, lambda session: _first_page(session, after, only))
+        return EventStream(caller, _events(session, after, page, only))
     wait_s = min(wait_s, caller.service.settings.max_wait_s)
-    work = caller.on_session(session_id, lambda session: session.events(after, limit, kinds=kinds, wait_s=wait_s))
+    work = caller.on_session(session_id, lambda session: session.events(after, limit, **only, wait_s=wait_s))
     events = await wait_for(request, caller, work) if wait_s else await work
     return EventsShown.of(events or (), events.next if events is not None else after)
 
 
-async def _first_page(session: AsyncSession, after: int, kinds: EventKinds) -> tuple[AsyncSession, Any]:
-    return session, await session.events(after, PAGE, kinds=kinds)
+async def _first_page(session: AsyncSession, after: int, only: Mapping[str, Any]) -> tuple[AsyncSession, Any]:
+    return session, await session.events(after, PAGE, **only)
 
 
-async def _events(session: AsyncSession, after: int, page: Any, kinds: EventKinds) -> AsyncGenerator[bytes, None]:
+async def _events(session: AsyncSession, after: int, page: Any, only: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
     while True:
         if page:
             yield encode_events(page)
             after = page[-1].seq
         after = after if page.next is None else page.next
-        page = await session.events(after, PAGE, kinds=kinds, wait_s=SILENCE_S)
+        page = await session.events(after, PAGE, **only, wait_s=SILENCE_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -18,11 +18,12 @@ from turnwise.errors import (
     InvalidInputError,
     InvalidPromptError,
     InvalidRequestError,
+    QuotaExceededError,
     TurnwiseError,
     shown,
 )
 from turnwise.http.native.models import name_of
-from turnwise.http.problems import RETRY_AFTER_S, TooManyStreams, Unauthorized, status_of, word_of
+from turnwise.http.problems import RETRY_AFTER_S, TooManyStreams, Unauthorized, retry_after, status_of, word_of
 
 _log = logging.getLogger(__name__)
 
@@ -82,15 +83,18 @@ def body_of(status: int, message: str, *, param: str | None = None, code: str | 
     return {"error": {"message": message, "type": kind, "param": param, "code": code, **more}}
 
 
-def answer(status: int, message: str, **fields: Any) -> JSONResponse:
+def answer(status: int, message: str, headers: Mapping[str, str] | None = None, **fields: Any) -> JSONResponse:
     """Return an error as an answer."""
     retry = {"Retry-After": RETRY_AFTER_S} if status in (429, 503) else {}
     challenge = {"WWW-Authenticate": "Bearer"} if status == 401 else {}  # noqa: PLR2004 - no valid credentials
-    return JSONResponse(body_of(status, message, **fields), status, {**retry, **challenge})
+    return JSONResponse(body_of(status, message, **fields), status, {**retry, **challenge, **(headers or {})})
 
 
 def answer_of(error: TurnwiseError) -> JSONResponse:
     """Return one of turnwise's errors as an answer."""
+    if isinstance(error, QuotaExceededError):
+        kind = "tokens" if error.unit == "tokens" else "requests"
+        return answer(429, str(error), retry_after(error), code="rate_limit_exceeded", type=kind)
     status = 400 if isinstance(error, InvalidInputError | InvalidRequestError) else status_of(error)
     param = getattr(error, "field", None) if isinstance(error, InvalidInputError) else None
     if param and (match := _PARAM.fullmatch(param)):

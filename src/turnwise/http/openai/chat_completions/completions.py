@@ -33,6 +33,7 @@ _FAILURES = {
     "window": (400, "context_length_exceeded"),
     "timeout": (504, "timeout"),
     "budget": (403, "insufficient_quota"),
+    "quota": (429, "rate_limit_exceeded"),
     "step_limit": (400, "step_limit"),
 }
 """The status and OpenAI's code of a failed run, by the run's code; 502 and `server_error` for others."""

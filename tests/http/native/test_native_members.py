@@ -126,3 +126,47 @@ async def test_nobody_is_an_owner_without_authentication(url: str) -> None:
         for path in (PLAN, f"{PLAN}/messages"):
             assert (await client.get(path, params=OF_ANN)).status_code == 404
         assert (await client.post(f"{PLAN}/runs", params=OF_ANN, json={"prompt": "x"})).status_code == 404
+
+
+async def test_a_members_run_uses_the_quotas_of_the_sessions_user_and_only_operators_let_it_exceed_them(
+    url: str,
+) -> None:
+    async with service(url) as client:
+        await client.put("/v1/quotas", json={"user": "ann", "runs": 1, "per": "month", "then": "ask"}, headers=ROOT)
+        await shared(client, "owner")
+        for text in ("first", "second"):
+            start = await client.post(
+                f"{PLAN}/runs", params={**OF_ANN, "wait_s": 60}, json={"prompt": text}, headers=BOB
+            )
+        run = f"/v1/runs/{start.json()['id']}"
+        (call,) = (await client.get(f"{run}/pending", params=OF_ANN, headers=BOB)).json()["items"]
+        decision = {"call_id": call["call_id"]}
+        of_bob = await client.post(f"{run}/approve", params=OF_ANN, json=decision, headers=BOB)
+        assert (of_bob.status_code, of_bob.json()["error"]) == (403, "operators_only")
+        of_ann = await client.post(f"{run}/approve", json=decision, headers=ANN)
+        assert (of_ann.status_code, of_ann.json()["error"]) == (403, "operators_only")
+        for verb in ("approve", "reject"):
+            in_anns_place = await client.post(f"{run}/{verb}", json={**decision, "user": "ann"}, headers=BOB)
+            assert in_anns_place.status_code == 403
+        for params in ({}, OF_ANN):  # may be repeated
+            approved = await client.post(
+                f"{run}/approve", params=params, json={**decision, "user": "ann"}, headers=ROOT
+            )
+            assert approved.status_code == 204, approved.text
+        assert (await client.get(f"{run}/wait", params=OF_ANN, headers=BOB)).json()["state"] == "completed"
+
+
+async def test_members_add_events_with_labels_to_their_own_runs_also_after_the_end(url: str) -> None:
+    async with service(url) as client:
+        await shared(client, "member")
+        path, wait = f"{PLAN}/runs", {"wait_s": 60}
+        of_ann = await client.post(path, params=wait, json={"prompt": "from Ann"}, headers=ANN)
+        of_bob = await client.post(path, params={**OF_ANN, **wait}, json={"prompt": "from Bob"}, headers=BOB)
+        body = {"name": "rating", "labels": {"source": "web"}}
+        refused = await client.post(f"/v1/runs/{of_ann.json()['id']}/events", params=OF_ANN, json=body, headers=BOB)
+        assert (refused.status_code, refused.json()["error"]) == (403, "not_allowed")
+        added = await client.post(f"/v1/runs/{of_bob.json()['id']}/events", params=OF_ANN, json=body, headers=BOB)
+        assert added.status_code == 201, added.text
+        labels = {"labels": '{"source": "web"}'}
+        (event,) = (await client.get(f"{PLAN}/events", params={**OF_ANN, **labels}, headers=BOB)).json()["items"]
+        assert (event["seq"], event["run_id"]) == (added.json()["seq"], of_bob.json()["id"])

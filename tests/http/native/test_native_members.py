@@ -134,10 +134,9 @@ async def test_a_members_run_uses_the_quotas_of_the_sessions_user_and_only_opera
     async with service(url) as client:
         await client.put("/v1/quotas", json={"user": "ann", "runs": 1, "per": "month", "then": "ask"}, headers=ROOT)
         await shared(client, "owner")
-        for text in ("first", "second"):
-            start = await client.post(
-                f"{PLAN}/runs", params={**OF_ANN, "wait_s": 60}, json={"prompt": text}, headers=BOB
-            )
+        path, wait = f"{PLAN}/runs", {**OF_ANN, "wait_s": 60}
+        await client.post(path, params=wait, json={"prompt": "first"}, headers=BOB)
+        start = await client.post(path, params=wait, json={"prompt": "second"}, headers=BOB)
         run = f"/v1/runs/{start.json()['id']}"
         (call,) = (await client.get(f"{run}/pending", params=OF_ANN, headers=BOB)).json()["items"]
         decision = {"call_id": call["call_id"]}

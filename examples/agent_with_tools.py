@@ -65,13 +65,13 @@ async def travel_time(start: str, end: str) -> dict[str, str | int]:
 def book(train: str, seats: int, context: ToolContext) -> str:
     """Book seats on a train."""
     done(f"book {train} {seats}")
-    return f"{seats} seats on {train}, for {context.session.user_id}"
+    return f"{seats} seats on {train}, for {context.user_id}"
 
 
 @tool
 def charge(euros: int, context: ToolContext) -> str:
     """Charge the user."""
-    done(f"charge {euros} for {context.session.user_id}")
+    done(f"charge {euros} for {context.user_id}")
     return f"charged {euros} euros"
 
 

@@ -154,7 +154,7 @@ def _facts(block: Block) -> Iterator[dict[str, Any]]:
         case Summary():
             yield {_BEFORE: block.text}
         case User():
-            yield {"user": block.text}
+            yield {"user": block.text, **({"author": block.author} if block.author else {})}
         case Image():
             yield {"user": "[the image that follows]"}
         case Document():

@@ -166,8 +166,11 @@ class AsyncExecutionHandle(RunHandle):
         """
         calls = decode_calls((await self._host.ask(verbs.run(self.run_id))).calls)
         agents = [state.agent["session"] for state in calls.values() if state.agent]
-        keys = [SessionKey(agent, self._ref.key.user_id) for agent in agents]
-        return [AsyncExecutionHandle(self._client, SessionRef(key), key.session_id, 0) for key in keys]
+        return [self._of_agent(agent) for agent in agents]
+
+    def _of_agent(self, agent: str) -> AsyncExecutionHandle:
+        ref = SessionRef(SessionKey(agent, self._ref.key.user_id), as_user=self._ref.as_user)
+        return AsyncExecutionHandle(self._client, ref, agent, 0)
 
     @checked(call_id=Text)
     async def approve(self, call_id: str, *, input: Mapping[str, Any] | None = None) -> None:
@@ -211,10 +214,9 @@ class AsyncExecutionHandle(RunHandle):
             path = next((path for path in paths if call_id.startswith(path)), None)
             if path is None:
                 raise
-            key = SessionKey(paths[path].agent["session"], self._ref.key.user_id)
-            child = AsyncExecutionHandle(self._client, SessionRef(key), key.session_id, 0)
-            await child._decide(call_id.removeprefix(path), decision)
-            await self._host.ask(verbs.hear(record.run_id, key.session_id))
+            child = self._of_agent(paths[path].agent["session"])
+            await child._decide(call_id.removeprefix(path), decision)  # noqa: SLF001 - of the same class
+            await self._host.ask(verbs.hear(record.run_id, child.session_id))
 
     async def input(self) -> Turn:
         """Return the turn as it was started: what the model was given, without what it answered.

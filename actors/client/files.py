@@ -8,10 +8,11 @@ from typing import TypeAlias
 from turnwise.actors.client import steps
 from turnwise.actors.client.shared.arguments import FileId, Limit, Text, checked
 from turnwise.actors.client.shared.sessions_client import SessionsClient
+from turnwise.actors.session.acting import Acting, check_stored
 from turnwise.errors import FileNotStoredError, FilesUnavailableError, InvalidPromptError, ReadOnlyStoreError
 from turnwise.memory.conversation.blocks import Block, Document, Image, Text as TextBlock
 from turnwise.memory.conversation.prompts import Prompt
-from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.conversation.sessions import MemberRole, SessionKey
 from turnwise.memory.conversation.views.notebook_display import Rows
 from turnwise.memory.files.attachments import described_by, named_files, stand_in, with_bytes, with_parts
 from turnwise.memory.files.base import PIECE_BYTES, FileData
@@ -28,14 +29,18 @@ class AsyncFiles:
     The bytes go from this process to where files are kept, and back, without the session's process. So this process
     must reach that place, and the store. Each change is durable on return.
 
+    Readers of a shared session list and read its files, members put files, and owners delete them.
+
     Every method may raise, beside the errors that it documents:
+        NotAllowedError, SessionNotFoundError: the member for whom it is may not do this, or is no member any more.
         FilesUnavailableError: there is no place for files: pass `files=` to the manager.
         StoreError: the store, or the place of files, cannot be reached.
     """
 
-    def __init__(self, client: SessionsClient, key: SessionKey) -> None:
+    def __init__(self, client: SessionsClient, key: SessionKey, as_user: str | None = None) -> None:
         self._client = client
         self._key = key
+        self._as_user = as_user
 
     @checked(name=Text, media_type=Text | None)
     async def put(self, name: str, data: FileData, *, media_type: str | None = None) -> FileRecord:
@@ -54,6 +59,7 @@ class AsyncFiles:
             SessionNotFoundError: the session was deleted; nothing was stored.
         """
         self._check_writes("put")
+        await self._check_role("member", "put files")
         return await steps.run(self._client.portal, self._client.files.put, self._key, name, data, media_type)
 
     @checked(file_id=FileId)
@@ -64,6 +70,7 @@ class AsyncFiles:
             FileNotStoredError: there is no such file.
             CorruptRecordError: its bytes are missing, or were changed.
         """
+        await self._check_role("reader", "read files")
         return await steps.run(self._client.portal, self._client.files.get, self._key, file_id)
 
     @checked(file_id=FileId)
@@ -73,6 +80,7 @@ class AsyncFiles:
         Raises:
             FileNotStoredError: there is no such file.
         """
+        await self._check_role("reader", "read files")
         return await steps.run(self._client.portal, self._client.files.info, self._key, file_id)
 
     async def read(self, file_id: str, start: int = 0, stop: int | None = None) -> AsyncIterator[bytes]:
@@ -89,6 +97,7 @@ class AsyncFiles:
     @checked(after=Text, limit=Limit)
     async def list(self, after: str = "", limit: int = 100) -> _Files:
         """Return up to `limit` files with an id above `after`, by id."""
+        await self._check_role("reader", "list files")
         return Rows(await steps.run(self._client.portal, self._client.files.list, self._key, after=after, limit=limit))
 
     @checked(file_id=FileId)
@@ -98,7 +107,13 @@ class AsyncFiles:
         Blocks that name it stay; later requests have a text in their place, which says that the file was deleted.
         """
         self._check_writes("delete")
+        await self._check_role("owner", "delete files")
         return await steps.run(self._client.portal, self._client.files.delete, self._key, file_id)
+
+    async def _check_role(self, needed: MemberRole, action: str) -> None:
+        if self._as_user is not None:
+            acting = Acting(self._as_user, needed, action)
+            await steps.run(self._client.portal, check_stored, self._client.session_store, self._key, acting)
 
     def _check_writes(self, verb: str) -> None:
         if self._client.read_only:

@@ -10,9 +10,16 @@ from turnwise.actors.client.session_host import AsyncSessionHost
 from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.client.store_reads import AsyncStoreReads
 from turnwise.actors.client.webhooks import AsyncWebhook
+from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.memory.attached import Eraser
-from turnwise.errors import CorruptRecordError, QuotaNotFoundError, SessionInUseError, SessionNotFoundError
+from turnwise.errors import (
+    CorruptRecordError,
+    KeyMissingError,
+    QuotaNotFoundError,
+    SessionInUseError,
+    SessionNotFoundError,
+)
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.files.index import keeps_files
 from turnwise.memory.longterm.base import Scope, is_read_only
@@ -26,8 +33,12 @@ _PAGE = 100
 
 
 async def forget(client: SessionsClient, store: AsyncStoreReads, user_id: str, *, verify: bool) -> Forgotten:
-    """Delete a user's sessions, webhooks and quotas, then what memories keep; see `SessionManager.forget`."""
+    """Delete a user's sessions, memberships, webhooks and quotas, then what memories keep.
+
+    See `SessionManager.forget`.
+    """
     report = await _delete_sessions(client, store, user_id)
+    await _leave_all(client, store, user_id)
     if history := client.history_store:
         await steps.run(client.portal, history.delete_user, user_id)
     webhooks = [webhook for webhook in await store.ask("webhooks") if webhook.user_id == user_id]
@@ -72,6 +83,19 @@ async def _delete_sessions(client: SessionsClient, store: AsyncStoreReads, user_
         attempted.update(keys)
         for key in keys:
             report += await AsyncSessionHost(client, SessionRef(key)).remove(memory=False, verify=False)
+
+
+async def _leave_all(client: SessionsClient, store: AsyncStoreReads, user_id: str) -> None:
+    """Remove the user from all sessions of others. One that cannot be read by its process keeps the membership."""
+    cursor = None
+    while True:
+        page = await store.ask("query", member=user_id, cursor=cursor, limit=_PAGE)
+        for session in page:
+            with suppress(SessionNotFoundError, KeyMissingError, CorruptRecordError):
+                await AsyncSessionHost(client, SessionRef(session.key)).ask(verbs.set_member(user_id, None))
+        if page.cursor is None:
+            return
+        cursor = page.cursor
 
 
 async def _remove_quotas(client: SessionsClient, store: AsyncStoreReads, user_id: str) -> None:

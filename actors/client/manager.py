@@ -24,6 +24,7 @@ from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.session_host import AsyncSessionHost
 from turnwise.actors.client.shared.arguments import (
     AgentName,
+    AsUser,
     Count,
     Day,
     EngineName,
@@ -76,6 +77,7 @@ from turnwise.actors.hosting.wire import HostInfo, SessionRef
 from turnwise.actors.inference.engine import EngineBuilder, Selective, check_taken
 from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines, as_engine, engine_named
 from turnwise.actors.inference.observing import Telemetry
+from turnwise.actors.session.acting import Acting, check_member
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import (
     InvalidInputError,
@@ -348,8 +350,8 @@ class AsyncSessionManager:
             session = await self._update_existing(session, title, names, engine, if_exists)
         return self._session(session)
 
-    def _session(self, record: SessionRecord) -> AsyncSession:
-        return AsyncSession(self._client, SessionRef.of(record), record.agent)
+    def _session(self, record: SessionRecord, as_user: str | None = None) -> AsyncSession:
+        return AsyncSession(self._client, SessionRef.of(record, as_user), record.agent)
 
     async def _create(self, fresh: SessionRecord) -> tuple[SessionRecord, bool]:
         """Create a session; return it, or the one that another caller has just created, and whether it is new."""
@@ -504,15 +506,26 @@ class AsyncSessionManager:
         await self._start.done()
         return await self._once.open(user_id or DEFAULT_USER, agent, names, engine)
 
-    @checked(session_id=SessionId, user_id=UserId | None)
-    async def get(self, session_id: str, *, user_id: str | None = None) -> AsyncSession:
+    @checked(session_id=SessionId, user_id=UserId | None, as_user=AsUser | None)
+    async def get(self, session_id: str, *, user_id: str | None = None, as_user: str | None = None) -> AsyncSession:
         """Return the user's session of this id; without a user, that of the user "default".
 
+        Args:
+            as_user: the member for whom it is: what the session and its runs then do is what the member's role allows,
+                and is the member's own: see `Session.add_member`. If omitted, all is done for the session's user.
+
         Raises:
-            SessionNotFoundError: the user has no such session.
+            SessionNotFoundError: the user has no such session, or `as_user` is no member of it.
         """
         await self._start.done()
-        return self._session(await self._store.get(session_id, user_id or DEFAULT_USER))
+        session = await self._store.get(session_id, user_id or DEFAULT_USER)
+        await self._check_member(session, as_user)
+        return self._session(session, as_user)
+
+    async def _check_member(self, session: SessionRecord, as_user: str | None) -> None:
+        if as_user is not None:
+            reading = Acting(as_user, "reader", "read the session")
+            await self._store.run(lambda store: check_member(session, store, reading))
 
     @checked(
         user_id=UserId | None,
@@ -525,6 +538,7 @@ class AsyncSessionManager:
         since=Time | None,
         until=Time | None,
         agents=bool,
+        shared=bool,
     )
     async def list(
         self,
@@ -540,6 +554,7 @@ class AsyncSessionManager:
         since: float | None = None,
         until: float | None = None,
         agents: bool = False,
+        shared: bool = False,
     ) -> Page[SessionRecord]:
         """Return a page of the sessions that match all given filters, newest first: of all users if no user is given.
 
@@ -554,9 +569,13 @@ class AsyncSessionManager:
             since: only sessions with that time at or after this one, in seconds since the epoch.
             until: only sessions with that time before this one.
             agents: whether sessions of agents are among them: those that a tool of another session has called.
+            shared: instead of the user's own sessions, those of others of which the user is a member. Their records
+                name the users to whom they belong, and the members.
+
+        Raises:
+            InvalidInputError: `shared` is set, and no user was given.
         """
-        query: dict[str, Any] = {"user_id": user_id, "agent": agent, "status": status}
-        query["called_by"] = None if agents else NO_CALLER
+        query = _query(user_id, agent, status, agents=agents, shared=shared)
         query |= {"order_by": order_by, "cursor": cursor, "limit": limit}
         names = None if metadata is None else self._plain_metadata(metadata)
         filters = SessionFilter(title=title, metadata=names, since=since, until=until)
@@ -565,7 +584,7 @@ class AsyncSessionManager:
             return self._store.checked(await self._store.ask("query", **query))
         return self._store.checked(await self._store.run(lambda store: find_sessions(store, filters, **query)))
 
-    @checked(user_id=UserId | None, agent=AgentName | None, status=SessionStatus | None, agents=bool)
+    @checked(user_id=UserId | None, agent=AgentName | None, status=SessionStatus | None, agents=bool, shared=bool)
     async def count(
         self,
         *,
@@ -573,9 +592,13 @@ class AsyncSessionManager:
         agent: str | None = None,
         status: SessionStatus | None = None,
         agents: bool = False,
+        shared: bool = False,
     ) -> int:
-        """Return how many sessions match all given filters: of all users if no user is given; `agents`: see `list`."""
-        query = {"user_id": user_id, "agent": agent, "status": status, "called_by": None if agents else NO_CALLER}
+        """Return how many sessions match all given filters: of all users if no user is given.
+
+        `agents` and `shared`: see `list`.
+        """
+        query = _query(user_id, agent, status, agents=agents, shared=shared)
         await self._start.done()
         count: int = await self._store.ask("count", **query)
         return count
@@ -965,9 +988,10 @@ class AsyncSessionManager:
 
         The user's events in the event store go too, those of `run_once` among them.
 
-        Active runs are cancelled. The sessions are deleted first, so that they save nothing while memories are
-        cleared. The call may be repeated, and must be repeated if it fails halfway. What other users said about this
-        user stays in their own memories. What the user has spent stays in the ledger, without the user.
+        Active runs are cancelled. The sessions are deleted first, so that they save nothing while memories are cleared.
+        The call may be repeated, and must be repeated if it fails halfway. What other users said about this user stays
+        in their own memories. The user leaves the sessions of others, in which what the user has said stays. What the
+        user has spent stays in the ledger, without the user.
 
         Args:
             verify: whether memories are checked afterwards for remains, in the parts that were changed, at a cost that
@@ -1045,18 +1069,30 @@ class AsyncSessionManager:
         await self._start.done()
         return await steps.run(self._client.portal, self._client.runtime.hosts, self._client.name)
 
-    @checked(run_id=RunId, user_id=UserId | None)
-    async def execution(self, run_id: str, *, user_id: str | None = None) -> AsyncExecutionHandle:
+    @checked(run_id=RunId, user_id=UserId | None, as_user=AsUser | None)
+    async def execution(
+        self, run_id: str, *, user_id: str | None = None, as_user: str | None = None
+    ) -> AsyncExecutionHandle:
         """Return the handle of a run of any of the user's sessions; without a user, of those of the user "default".
 
         Also finds runs of `run_once`, by any manager of this Ray, as long as they are there.
 
+        Args:
+            as_user: the member of its session for whom it is: see `get`.
+
         Raises:
-            RunNotFoundError: no run has this id, or it belongs to another user.
+            RunNotFoundError: no run has this id, it belongs to another user, or `as_user` is no member of its session.
         """
         await self._start.done()
-        client, run = await self._find_run(run_id, user_id or DEFAULT_USER)
-        return AsyncExecutionHandle(client, SessionRef(run.session_key), run_id, run.turn_index)
+        user_id = user_id or DEFAULT_USER
+        client, run = await self._find_run(run_id, user_id)
+        if as_user in (None, user_id):
+            return AsyncExecutionHandle(client, SessionRef(run.session_key), run_id, run.turn_index)
+        try:
+            await self._check_member(await self._store.get(*run.session_key), as_user)
+        except SessionNotFoundError:
+            raise RunNotFoundError(run_id, "the store") from None
+        return AsyncExecutionHandle(client, SessionRef(run.session_key, as_user=as_user), run_id, run.turn_index)
 
     async def _find_run(self, run_id: str, user_id: str) -> tuple[SessionsClient, RunRecord]:
         try:
@@ -1102,3 +1138,15 @@ class AsyncSessionManager:
         plain = {} if metadata is None else json_object("metadata", metadata, self._config.max_metadata_bytes)
         names: FrozenDict = freeze(plain)
         return names
+
+
+def _query(
+    user_id: str | None, agent: str | None, status: SessionStatus | None, *, agents: bool, shared: bool
+) -> dict[str, Any]:
+    """Return the filters by which a store finds sessions."""
+    query: dict[str, Any] = {"agent": agent, "status": status}
+    if not shared:
+        return {"user_id": user_id, "called_by": None if agents else NO_CALLER, **query}
+    if user_id is None:
+        raise InvalidInputError("shared", True, "pass the user_id of the member")
+    return {"member": user_id, **query}

@@ -132,7 +132,8 @@ class AsyncSessionHost:
         client, ref = self._client, self._ref
         source = StoredSource(ref.key, *client.stores, log=ref.log, raises_unattended=not client.read_only)
         try:
-            return (await steps.run(client.portal, call.read, Reader(SessionReads(source))),)
+            reader = Reader(SessionReads(source))
+            return (await steps.run(client.portal, call.read, reader, call.verb.acting(ref)),)
         except UnattendedError:
             return None
 
@@ -186,7 +187,8 @@ class AsyncSessionHost:
             if updated_at not in (None, info.session.updated_at):
                 raise SessionChangedError(self._ref.session_id)
         for key in agents:
-            report += await AsyncSessionHost(self._client, SessionRef(key)).remove(memory=memory, verify=verify)
+            agent = SessionRef(key, as_user=self._ref.as_user)
+            report += await AsyncSessionHost(self._client, agent).remove(memory=memory, verify=verify)
         return report + await self._delete(memory=memory, verify=verify, updated_at=updated_at)
 
     async def _delete(self, *, memory: bool, verify: bool, updated_at: float | None = None) -> Forgotten:

@@ -16,6 +16,7 @@ from turnwise.actors.hosting.waits import Waits
 from turnwise.actors.hosting.wire import EngineWanted, Message
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.memory.session_memory_access import SessionMemoryAccess
+from turnwise.actors.session.acting import acting_as, check_member
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.state.reads import SessionReads
 from turnwise.errors import CorruptRecordError, TurnwiseError
@@ -139,6 +140,10 @@ class SessionService:
         If the message names a log, it means the session with this log; else any session with its key.
         """
         verb, log = find_verb(message), message.session.log
+        acting = verb.acting(message.session)
+        if acting and not verb.reads:  # before anything else is done for one who may do nothing
+            await self.core.transactor.loaded()
+            await check_member(self.core.state.journal.session, self.core.reads.stores[0], acting)
         if log and (self.core.reads.is_activated or not verb.reads):
             await self.core.ownership.check_log(log)
         if message.engine:
@@ -166,17 +171,19 @@ class SessionService:
         )
 
     async def _call(self, verb: Verb[..., Any], message: Message, args: Sequence[Any]) -> Any:
+        acting = verb.acting(message.session)
         if not verb.reads:
             first = (self, message.engine_id) if verb.holds_engine else (self,)
-            return await verb.carry_out(*first, *args, **message.options)
+            with acting_as(acting):
+                return await verb.carry_out(*first, *args, **message.options)
         core = self.core
         if not core.reads.is_activated:  # a read activates nothing
             source = StoredSource(core.state.key, *core.reads.stores, log=message.session.log)
-            answer = await verb.carry_out(self._reader(SessionReads(source)), *args, **message.options)
+            answer = await self._reader(SessionReads(source)).read(verb, acting, *args, **message.options)
             if not (verb.waits and core.reads.is_activated):
                 return answer
             # A run may have started meanwhile, whose deltas the store does not have.
-        return await verb.carry_out(self._reader(core.reads), *args, **message.options)
+        return await self._reader(core.reads).read(verb, acting, *args, **message.options)
 
     def _reader(self, reads: SessionReads) -> Reader:
         return Reader(reads, os.getpid(), self._node_id)

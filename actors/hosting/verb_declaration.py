@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from turnwise.actors.hosting.wire import Message, SessionRef
 from turnwise.actors.memory.session_memory_access import SessionMemoryAccess
+from turnwise.actors.session.acting import Acting, check_member
+from turnwise.memory.conversation.sessions import MemberRole
 
 if TYPE_CHECKING:
     from turnwise.actors.hosting.session_service import SessionService
     from turnwise.actors.session.state.reads import SessionReads
+    from turnwise.memory.stores.base import SessionStore
 
 Params = ParamSpec("Params")
 Answer = TypeVar("Answer")
@@ -45,6 +48,12 @@ class Verb(Generic[Params, Answer_co]):
     id as its second argument."""
     repeatable: bool = True
     """Whether it may be carried out twice. If not, a call whose answer is lost ends with SessionLostError."""
+    role: MemberRole = "owner"
+    """The lowest role of a member who may call it. The functions that it calls may ask for a higher one."""
+
+    def acting(self, session: SessionRef) -> Acting | None:
+        """Return the member who calls it; None if the session's user does."""
+        return Acting(session.as_user, self.role, f"call {self.name!r}") if session.as_user is not None else None
 
     def __call__(self, *args: Params.args, **options: Params.kwargs) -> VerbCall[Answer_co]:
         """Return the call of the verb with these arguments; nothing is sent yet."""
@@ -63,9 +72,9 @@ class VerbCall(Generic[Answer_co]):
         """Return the message that asks a session's process."""
         return Message(session, self.verb.name, self.args, self.options, engine_id, engine)
 
-    async def read(self, reader: Reader) -> Answer_co:
+    async def read(self, reader: Reader, acting: Acting | None = None) -> Answer_co:
         """Carry the verb out in this process; it must be one that reads."""
-        return await self.verb.carry_out(reader, *self.args, **self.options)
+        return await reader.read(self.verb, acting, *self.args, **self.options)
 
 
 @dataclass(frozen=True)
@@ -77,41 +86,67 @@ class Reader:
     node_id: str | None = None
     """The process and its node; None if the session has no process."""
 
+    async def read(self, verb: Verb[..., Answer], acting: Acting | None, *args: Any, **options: Any) -> Answer:
+        """Carry out a verb that reads, for a member or for the session's user.
+
+        A member who is removed while the verb waits gets no answer.
+        """
+        store, _ = self.reads.stores
+        await self._check(acting, store)
+        answer = await verb.carry_out(self, *args, **options)
+        if verb.waits:
+            await self._check(acting, store)
+        return answer
+
+    async def _check(self, acting: Acting | None, store: SessionStore) -> None:
+        if acting:
+            await check_member(await self.reads.row(), store, acting)
+
 
 def reads(
-    *, waits: bool = False
+    *, waits: bool = False, role: MemberRole = "reader"
 ) -> Callable[[Callable[Concatenate[Reader, Params], Awaitable[Answer]]], Verb[Params, Answer]]:
     """Declare a verb that changes nothing; see `Verb` for the arguments."""
 
     def declare(function: Callable[Concatenate[Reader, Params], Awaitable[Answer]]) -> Verb[Params, Answer]:
-        return Verb(function.__name__, function, reads=True, waits=waits)
+        return Verb(function.__name__, function, reads=True, waits=waits, role=role)
 
     return declare
 
 
 def changes(
-    *, waits: bool = False, needs_engine: bool = False, repeatable: bool = True
+    *, waits: bool = False, needs_engine: bool = False, repeatable: bool = True, role: MemberRole = "owner"
 ) -> Callable[[Callable[Concatenate[SessionService, Params], Awaitable[Answer]]], Verb[Params, Answer]]:
     """Declare a verb that needs the session's process, which activates the session; see `Verb` for the arguments."""
 
     def declare(function: Callable[Concatenate[SessionService, Params], Awaitable[Answer]]) -> Verb[Params, Answer]:
-        return Verb(function.__name__, function, waits=waits, needs_engine=needs_engine, repeatable=repeatable)
+        options: dict[str, Any] = {"waits": waits, "needs_engine": needs_engine, "repeatable": repeatable, "role": role}
+        return Verb(function.__name__, function, **options)
 
     return declare
 
 
 def starts(function: Callable[Concatenate[SessionService, str, Params], Awaitable[Answer]]) -> Verb[Params, Answer]:
-    """Declare a verb that holds the caller's engine, whose id its function gets: `async with service.engine(id)`."""
-    return Verb(function.__name__, function, needs_engine=True, holds_engine=True)
+    """Declare a verb that holds the caller's engine, whose id its function gets: `async with service.engine(id)`.
+
+    Members may call it.
+    """
+    return Verb(function.__name__, function, needs_engine=True, holds_engine=True, role="member")
 
 
 def of_memory(
-    method: Callable[Concatenate[SessionMemoryAccess, Params], Awaitable[Answer]], *, repeatable: bool = True
+    method: Callable[Concatenate[SessionMemoryAccess, Params], Awaitable[Answer]],
+    *,
+    repeatable: bool = True,
+    role: MemberRole = "member",
 ) -> Verb[Params, Answer]:
-    """Declare a method of the session's memories, those of the caller, as a verb; `memory.` precedes its name."""
+    """Declare a method of the session's memories, those of the caller, as a verb; `memory.` precedes its name.
+
+    A member reaches the own memory by it, and nobody else's.
+    """
 
     @wraps(method)
     async def carry_out(service: SessionService, *args: Params.args, **options: Params.kwargs) -> Answer:
         return await method(await service.memory_access(), *args, **options)
 
-    return Verb(f"memory.{method.__name__}", carry_out, needs_engine=True, repeatable=repeatable)
+    return Verb(f"memory.{method.__name__}", carry_out, needs_engine=True, repeatable=repeatable, role=role)

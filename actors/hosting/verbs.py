@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from turnwise.memory.conversation.memory_use import MemoryUse
     from turnwise.memory.conversation.prompts import Prompt
     from turnwise.memory.conversation.runs import IfBusy, RunRecord
-    from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
+    from turnwise.memory.conversation.sessions import MemberRole, SessionKey, SessionRecord
     from turnwise.memory.conversation.turns import Turn
     from turnwise.memory.conversation.views.chat_messages import ChatMessage
     from turnwise.memory.conversation.views.event_filter import EventFilter
@@ -154,7 +154,7 @@ async def events(
 # Prompts and runs
 
 
-@changes()
+@changes(role="member")
 async def append(service: SessionService, prompts: tuple[Prompt, ...], key: str, cached: Spans) -> PackedTurn:
     """Store prompts for the next run; return its turn."""
     core = service.core
@@ -247,25 +247,25 @@ async def deliver(service: SessionService, engine_id: str, delivery: Delivery) -
     return started.run_id if started else None
 
 
-@changes()
+@changes(role="member")
 async def cancel(service: SessionService, reason: str, run_id: str) -> bool | None:
     """Cancel a run; return whether it ended as cancelled, or None if it has not ended yet: then repeat the call."""
     return await service.core.admission.cancel(reason, run_id, ENDING_S)
 
 
-@changes()
+@changes(role="member")
 async def decide(service: SessionService, run_id: str, call_id: str, decision: ApprovalDecision) -> None:
     """Decide about a tool call that waits; its run goes on when no call is left to decide."""
     await service.core.approvals.decide(run_id, call_id, decision)
 
 
-@changes()
+@changes(role="member")
 async def hear(service: SessionService, run_id: str, agent: str) -> None:
     """Store what an agent asks that an open run has called, as it stands now."""
     await service.core.inbox.hear(run_id, agent)
 
 
-@changes()
+@changes(role="member")
 async def add_event(
     service: SessionService,
     name: str,
@@ -282,13 +282,13 @@ async def add_event(
 # Runs that begin later
 
 
-@reads()
+@reads(role="owner")
 async def schedules(reader: Reader, cursor: str | None, limit: int) -> Page[Delivery]:
     """Return a page of the session's deliveries, by id."""
     return await reader.reads.deliveries(cursor, limit)
 
 
-@reads()
+@reads(role="owner")
 async def get_schedule(reader: Reader, key: str) -> Delivery:
     """Return the session's delivery with this key."""
     return await reader.reads.delivery(key)
@@ -340,10 +340,19 @@ async def cancel_schedule(service: SessionService, key: str) -> bool:
     return await service.core.scheduling.cancel(key)
 
 
+# Members
+
+
+@changes(role="reader")  # every member may leave; all else is for owners: see `Membership`
+async def set_member(service: SessionService, user_id: str, role: MemberRole | None) -> SessionRecord:
+    """Give a user a role in the session, or remove a member; return the session's record."""
+    return await service.core.membership.set_member(user_id, role)
+
+
 # The session as a whole
 
 
-@changes()
+@changes(role="reader")
 async def warm(service: SessionService) -> None:
     """Activate the session, so that runs of a lost process are ended or resumed."""
     await service.core.transactor.activate()
@@ -413,7 +422,7 @@ async def remove(service: SessionService, index: int, spans: Spans, key: str) ->
     return await service.core.removals.remove(index, spans, key)
 
 
-@changes()
+@changes(role="member")
 async def mark(
     service: SessionService, index: int, number: int, name: str, value: Any, *, by: str | None
 ) -> Mark | None:
@@ -435,7 +444,7 @@ async def forget_turn(service: SessionService, index: int, verify: bool) -> Forg
     return await service.core.forgetting.forget_turn(index, verify=verify)
 
 
-@reads()
+@reads(role="owner")
 async def agents(reader: Reader) -> list[SessionKey]:
     """Return the sessions of agents that the session has called, and of those below, leaves first."""
     return await reader.reads.agents()
@@ -473,7 +482,7 @@ async def window(service: SessionService, cached: Spans, message: str | None) ->
 # Long-term and working memory
 
 
-@changes(waits=True, needs_engine=True)
+@changes(waits=True, needs_engine=True, role="member")
 async def wait_for_memory(service: SessionService, timeout_s: float | None) -> Waited[bool | None]:
     """Wait until the caller's memories have received all turns that have ended; None if they have not in time."""
     received = await service.core.ingestion.wait_for_memory(timeout_s)
@@ -487,8 +496,8 @@ list_items = of_memory(SessionMemoryAccess.list_items)
 update_item = of_memory(SessionMemoryAccess.update)
 pin_item = of_memory(SessionMemoryAccess.pin)
 delete_items = of_memory(SessionMemoryAccess.delete)
-find_about = of_memory(SessionMemoryAccess.find_about)
-forget_about = of_memory(SessionMemoryAccess.forget_about)
+find_about = of_memory(SessionMemoryAccess.find_about, role="owner")
+forget_about = of_memory(SessionMemoryAccess.forget_about, role="owner")
 read_notes = of_memory(SessionMemoryAccess.read_notes)
 replace_notes = of_memory(SessionMemoryAccess.replace_notes)
 merge_notes = of_memory(SessionMemoryAccess.merge_notes, repeatable=False)  # free text is appended

@@ -29,11 +29,13 @@ class SessionRef:
     key: SessionKey
     log: str = ""
     """Empty if the caller does not know it."""
+    as_user: str | None = None
+    """The member who asks, and whose role says what is allowed; None: the session's user."""
 
     @classmethod
-    def of(cls, session: SessionRecord) -> Self:
-        """Return the reference of a stored session."""
-        return cls(session.key, session.log)
+    def of(cls, session: SessionRecord, as_user: str | None = None) -> Self:
+        """Return the reference of a stored session, for a member or for its user."""
+        return cls(session.key, session.log, as_user if as_user != session.user_id else None)
 
     @property
     def session_id(self) -> str:

@@ -49,8 +49,7 @@ class RunCallbacks(Protocol):
     schedules: ScheduleAccess | None
     """See `RunContext.schedules`."""
 
-    @property
-    def files(self) -> OwnedFiles | None:
+    def files_of(self, run: ActiveRun) -> OwnedFiles | None:
         """See `RunContext.files`."""
 
     def publish_live(
@@ -248,7 +247,7 @@ class Attempt:
 
     @property
     def files(self) -> OwnedFiles | None:
-        return None if self.closed else self._callbacks.files
+        return None if self.closed else self._callbacks.files_of(self.run)
 
     @property
     def calls(self) -> Mapping[str, CallState]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from turnwise.errors import InvalidInputError, shown
@@ -16,6 +16,7 @@ from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.schedule_access import ScheduleAccess
 from turnwise.memory.files.owned import OwnedFiles
 from turnwise.memory.longterm.memory_access import MemoryAccess
+from turnwise.memory.values.frozen_json import FrozenDict
 
 NewEvent = tuple[type[Event], dict[str, Any]]
 """An event that is not numbered yet: its class and its fields, without session, turn, run, number and time."""
@@ -35,6 +36,10 @@ class SessionView:
     key: str = ""
     """Names the session among those of all stores. No other session gets it, also after this one was deleted; empty for
     a question that belongs to no session."""
+    members: Mapping[str, str] = field(default_factory=FrozenDict)
+    """The roles of those who share the session with its user, by their ids."""
+    author: str | None = None
+    """The member who has started the run; None for the session's user."""
 
 
 class RunContext(Protocol):

@@ -20,6 +20,9 @@ Setting = TypeVar("Setting")
 
 Saved = Literal["all", "completed", "none"]
 
+GroupSaves = Literal["author", "owner", "all", "none"]
+"""Whose memories get what was said in a shared session: see `MemoryConfig.group_saves`."""
+
 
 _PREFIX = "TURNWISE_MEMORY_"
 
@@ -140,6 +143,11 @@ class MemoryConfig:
     """Which turns are saved automatically: all that stay in the history, those whose run completed, or none. Saving
     runs in the background, and a turn that could not be saved is saved later."""
 
+    group_saves: GroupSaves = "author"
+    """Whose memories get the turns of a shared session. `author`: each who has prompted gets the own prompts, and the
+    answer. `owner`: the session's user gets whole turns, in which the prompts of others have their names. `all`: the
+    user and all members get these. `none`: nobody. Other sessions are saved for their users alone."""
+
     planner_notes: Annotated[bool, Strict()] = False
     """Whether each note of an engine or a tool (`context.note`) is saved with its turn, as an item of type
     `planner_note`, which is episodic. Memories that extract facts keep notes as they are. Saving a turn then reads its
@@ -157,10 +165,14 @@ def _types_of(categories: tuple[MemoryCategory, ...]) -> tuple[MemoryType, ...] 
     return None if len(chosen) == len(MemoryType) else chosen
 
 
-def scope_of(session: SessionRecord, config: MemoryConfig) -> Scope:
-    """Return the scope of a session's items: its user and, with `agent_scope`, its agent."""
-    return Scope(
-        user_id=session.user_id,
-        session_id=session.session_id,
-        agent=session.agent if config.agent_scope else None,
-    )
+def shared_id(log: str) -> str:
+    """Return what items of members name a session by: its log, as a member may have a session of the same id."""
+    return f"shared-{log}"
+
+
+def scope_of(session: SessionRecord, config: MemoryConfig, author: str | None = None) -> Scope:
+    """Return the scope of a session's items: its user, or the author, and with `agent_scope` the session's agent."""
+    agent = session.agent if config.agent_scope else None
+    if author in (None, session.user_id):
+        return Scope(user_id=session.user_id, session_id=session.session_id, agent=agent)
+    return Scope(user_id=str(author), session_id=shared_id(session.log), agent=agent)

@@ -13,7 +13,14 @@ from typing import Any, Unpack
 from turnwise.actors.inference.attempt import reason
 from turnwise.actors.memory.about import AboutMemories, SessionMemories
 from turnwise.actors.memory.attached import MemorySlot
-from turnwise.errors import InvalidInputError, LongTermMemoryError, NoMemoryError, ReadOnlyMemoryError, shown
+from turnwise.errors import (
+    InvalidInputError,
+    LongTermMemoryError,
+    MemoryOverheardError,
+    NoMemoryError,
+    ReadOnlyMemoryError,
+    shown,
+)
 from turnwise.memory.conversation.ledger import SpentOn
 from turnwise.memory.longterm.base import (
     ItemChanges,
@@ -39,6 +46,8 @@ class SessionMemoryAccess:
     Args:
         scope: the user, session and agent whose items are used.
         is_reading: if true, nothing may be saved, changed or deleted.
+        is_overheard: if true, nothing that memories and notes have may be read, since others would see it too: it is
+            for the tools of a shared session, whose results are part of the conversation.
         all_memories: where `forget_about` deletes; if left out, in `slots` and `working`, which have got everything.
         billed: returns a context in which the model calls of memories are charged, under a kind.
     """
@@ -51,6 +60,7 @@ class SessionMemoryAccess:
         *,
         turn_index: int | None = None,
         is_reading: bool = False,
+        is_overheard: bool = False,
         all_memories: SessionMemories | None = None,
         billed: Callable[[SpentOn], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
@@ -59,6 +69,7 @@ class SessionMemoryAccess:
         self._working = working
         self._source = Source(session_id=scope.session_id, turn_index=turn_index)
         self._is_reading = is_reading
+        self._is_overheard = is_overheard
         self._billed = billed
         self._all_memories = all_memories or SessionMemories(slots, working)
 
@@ -100,6 +111,7 @@ class SessionMemoryAccess:
 
         Items with a score of 0 come last. Each item names its memory.
         """
+        self._check_private("recall")
         if not self._slots:
             raise self._no_memory()
         searches = [
@@ -154,6 +166,7 @@ class SessionMemoryAccess:
 
         Reads one memory after another; once the page is full, asks the next one whether it has any items.
         """
+        self._check_private("list_items")
         slots = [slot for slot in self._find_slots(memory) if memory is not None or not is_read_only(slot.memory)]
         listing = {slot.name: slot.memory for slot in slots if can_list(slot.memory)}
         if not listing:
@@ -222,10 +235,12 @@ class SessionMemoryAccess:
 
     async def find_about(self, text: str) -> About:
         """See `MemoryAccess.find_about`."""
+        self._check_private("find_about")
         return await self._about().find(text)
 
     async def forget_about(self, what: str | About) -> About:
         """See `MemoryAccess.forget_about`."""
+        self._check_private("forget_about")
         about = self._about()
         if self._is_reading:
             raise ReadOnlyMemoryError("the session's memory", "forget_about")
@@ -233,6 +248,7 @@ class SessionMemoryAccess:
 
     async def read_notes(self) -> str:
         """See `MemoryAccess.read_notes`."""
+        self._check_private("read_notes")
         return await self._notes().read(self._scope)
 
     async def replace_notes(self, content: Any) -> str:
@@ -241,6 +257,7 @@ class SessionMemoryAccess:
 
     async def merge_notes(self, content: Any) -> str:
         """See `MemoryAccess.merge_notes`."""
+        self._check_private("merge_notes")
         return await self._notes(changes=True).merge(self._scope, content)
 
     async def clear_notes(self) -> bool:
@@ -278,6 +295,10 @@ class SessionMemoryAccess:
         if changes and self._is_reading:
             raise ReadOnlyMemoryError("the session's working memory", "replace")
         return self._working
+
+    def _check_private(self, verb: str) -> None:
+        if self._is_overheard:
+            raise MemoryOverheardError(self._scope.user_id, verb)
 
     def _no_memory(self) -> NoMemoryError:
         return NoMemoryError(self._scope.session_id or "", "long-term memory")

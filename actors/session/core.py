@@ -20,6 +20,7 @@ from turnwise.actors.session.history.forgetting import Forgetting
 from turnwise.actors.session.history.forking import Forking
 from turnwise.actors.session.history.importing import Importing
 from turnwise.actors.session.history.marking import Marking
+from turnwise.actors.session.history.membership import Membership
 from turnwise.actors.session.history.pruning import Pruning
 from turnwise.actors.session.history.titles import Titles
 from turnwise.actors.session.history.versions import Versions
@@ -175,6 +176,7 @@ class SessionCore:
         self.inbox = Inbox(state, transactor, self.admission, self.approvals)
         self.removals = Removals(state, transactor)
         self.marking = Marking(state, transactor)
+        self.membership = Membership(state, transactor)
         self.additions = Additions(state, transactor, engines, self.reads)
         self.row = SessionRow(state, transactor, engines)
         self.forking = Forking(state, transactor, self.forgetting, alarm)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from turnwise.actors.session.acting import acting_member
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.state.state import SessionState
 from turnwise.errors import FileNotStoredError, FileRefusedError, FilesUnavailableError, InvalidPromptError
@@ -52,10 +53,13 @@ class SessionFiles:
         """
         return access_to(self._state.journal.store, self._store, self._engines.config.file_limits)
 
-    @property
-    def of_tools(self) -> OwnedFiles | None:
-        """The session's files, for tools; None where there is no place for files."""
-        return OwnedFiles(self.access, self._key) if self.is_on else None
+    def of_tools(self, author: str | None) -> OwnedFiles | None:
+        """Return the session's files, for tools of a run; None where there is no place for files.
+
+        Args:
+            author: the member who has started the run, whose tools reach no other files of the session's user.
+        """
+        return OwnedFiles(self.access, self._key, only_own=author is not None) if self.is_on else None
 
     @property
     def _key(self) -> SessionKey:
@@ -63,6 +67,8 @@ class SessionFiles:
 
     async def named(self, prompts: Sequence[Prompt], *, stores: bool = True) -> list[Prompt]:
         """Return prompts whose files the session has from now on, with their files' types and names.
+
+        A member of a shared session can name what the session has already, and not the other files of its user.
 
         Args:
             stores: whether the session gets files of its user; if not, they are only looked up.
@@ -83,7 +89,9 @@ class SessionFiles:
                 continue
             try:
                 access = self.access
-                file = await (access.use if stores else access.find)(self._key, part.file)
+                of_member = acting_member() is not None
+                find = access.info if of_member else access.use if stores else access.find
+                file = await find(self._key, part.file)
             except (FileNotStoredError, FileRefusedError, FilesUnavailableError) as error:
                 raise InvalidPromptError(self._key.session_id, str(error)) from error
             described[id(part)] = described_by(part, file)

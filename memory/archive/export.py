@@ -28,13 +28,12 @@ from turnwise.memory.archive.importer import SessionImport
 from turnwise.memory.archive.unfinished_runs import interrupt
 from turnwise.memory.archive.validation import check_session_line
 from turnwise.memory.conversation.events import Event
-from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
+from turnwise.memory.conversation.sessions import AgentBounds, SessionKey, SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.files.access import FileAccess
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.encrypted.records import check_events, check_session, is_sealed
 from turnwise.memory.stores.reading import SEQ, deliveries_of, merged_events, pages
-from turnwise.memory.values.frozen_json import FrozenDict
 from turnwise.memory.values.ids import check_id
 
 
@@ -147,7 +146,7 @@ async def import_session(
     if is_sealed(session.metadata):
         first.refuse("its metadata says that it is encrypted")
     if key != (archived_id, owner):  # a copy of an agent's session is nobody's agent
-        session = replace(session, called_by=None, depth=0, budget=FrozenDict())
+        session = replace(session, called_by=None, bounds=AgentBounds())
     new = SessionImport(
         store,
         session if now is None else replace(session, updated_at=now),

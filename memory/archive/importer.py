@@ -63,7 +63,7 @@ class SessionImport:
         self._archived_key = archived_key
         self._files = FileLines(session.key, files)
         row = replace(session, status="ended", metadata=UNFINISHED, params=FrozenDict(), ttl_s=None)
-        self._row = replace(row, log_size=0, next_index=0, seq=0, branches=())
+        self._row = replace(row, log_size=0, next_index=0, seq=0, branches=(), members=FrozenDict())
         self._blocks: list[str] = []
         self._turns: list[TurnRecord] = []
         self._events: list[Event] = []
@@ -153,11 +153,13 @@ class SessionImport:
         await self._commit()
         if isinstance(self._store, Searchable):
             await self._commit_texts()
+        members = {name: role for name, role in self._session.members.items() if name != self._session.user_id}
+        session = replace(self._session, members=FrozenDict(members))
         final = replace(
-            self._session, log=self._row.log, epoch=self._row.epoch, revision=self._row.revision, marks=self._marks
+            session, log=self._row.log, epoch=self._row.epoch, revision=self._row.revision, marks=self._marks
         ).committed()
         additions = [DeliveryChange(None, delivery) for delivery in self._deliveries]
-        await self._store.commit(final.key, final.epoch, Commit(session=final, deliveries=additions))
+        await self._store.commit(final.key, final.epoch, Commit(session=final, deliveries=additions, joined=[*members]))
         return final
 
     async def undo(self) -> None:

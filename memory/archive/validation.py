@@ -17,7 +17,7 @@ from turnwise.memory.conversation.marks import check_marks
 from turnwise.memory.conversation.model_params import check_params
 from turnwise.memory.conversation.output_type import OutputType
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import MAX_TITLE_CHARS, SessionKey, SessionRecord
+from turnwise.memory.conversation.sessions import MAX_MEMBERS, MAX_TITLE_CHARS, ROLES, SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans, size, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
@@ -54,6 +54,11 @@ def check_session_line(line: Line, session: SessionRecord) -> None:
         line.refuse(f"its title is empty or has more than {MAX_TITLE_CHARS} characters")
     _check_usage(line, session.usage)
     _check_usage(line, session.agents_usage)
+    for user_id in session.members:
+        _check_ids(line, {"member": user_id})
+    are_roles = all(isinstance(role, str) and role in ROLES for role in session.members.values())
+    if len(session.members) > MAX_MEMBERS or not are_roles:
+        line.refuse(f"it has more than {MAX_MEMBERS} members, or one without a role")
     if not all(_is_number(limit) and limit >= 0 for limit in session.budget.values()):
         line.refuse("its budget has a limit that is no number from 0")
 
@@ -134,7 +139,8 @@ def check_run(line: Line, run: RunRecord, turn: tuple[str, str | None] | None, l
             "successor": run.successor,
             "engine": run.engine,
             "idempotency key": run.idempotency_key,
-            "fingerprint": run.idempotency.fingerprint if run.idempotency else None,
+            "fingerprint": run.origin.fingerprint if run.origin.key is not None else None,
+            "author": run.author,
         },
     )
     _check_asked(line, run)

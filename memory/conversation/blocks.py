@@ -49,11 +49,18 @@ class System(Block):
     text: Str
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 class User(Block):
     """A prompt."""
 
     kind: Literal["user"] = "user"
     text: Str
+    author: Str | None = Field(default=None, exclude_if=_is_none)
+    """Who has said it, where several people share the session. The session sets it, so that nobody speaks for others.
+    None for the session's user."""
 
 
 class Text(Block):

@@ -411,6 +411,18 @@ class MessageMarked(Event):
     """Who did it, as the caller said."""
 
 
+class MemberChanged(Event):
+    """A user became a member of the session, or a member got another role, or was removed: see `Session.add_member`."""
+
+    kind: Literal["member_changed"] = "member_changed"
+    member: str
+    """The id of the user."""
+    role: str | None = None
+    """The role from now on; null if the user is no member any more."""
+    by: str | None = None
+    """The member who did it; null for the session's user, or an operator."""
+
+
 class CustomEvent(Event):
     """An event of the caller's own: of a tool or an engine, by `context.event`, or from outside, by `add_event`."""
 
@@ -610,6 +622,7 @@ AnyEvent = Annotated[
     | TurnsCleared
     | BlocksRemoved
     | MessageMarked
+    | MemberChanged
     | CustomEvent
     | PlannerNote
     | StepStarted
@@ -713,6 +726,7 @@ __all__ = [
     "HookFailed",
     "InputReplaced",
     "LeftOut",
+    "MemberChanged",
     "MemoryBehind",
     "MemoryCaughtUp",
     "MemoryDegraded",

@@ -56,12 +56,15 @@ RUN_CHANGES: tuple[str, ...] = (
 
 
 @dataclass(frozen=True)
-class Idempotency(Record):
-    """The idempotency key that a run's caller chose. A request that repeats it must have the same fingerprint."""
+class RunOrigin(Record):
+    """Who has started a run, and by which request. A request that repeats the key must be equal in all of it."""
 
-    key: str
-    fingerprint: str
-    """A digest of the prompts and of the options of the model call."""
+    key: str | None = None
+    """The idempotency key that the caller chose."""
+    fingerprint: str = ""
+    """A digest of the prompts and of the options of the model call; empty without a key."""
+    author: str | None = None
+    """The member who has started it; None for the session's user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +95,7 @@ class RunRecord(Record):
     """The run that has its prompts, or that has come in its place, while it was queued: see `code`."""
     labels: FrozenDict = field(default_factory=FrozenDict)
     timeout_s: float | None = None
-    idempotency: Idempotency | None = None
+    origin: RunOrigin = field(default_factory=RunOrigin)
     usage: Usage | None = None
     """Usage up to the run's last commit. `agents_usage` has that of its agents."""
     stop_reason: str | None = None
@@ -144,7 +147,12 @@ class RunRecord(Record):
     @property
     def idempotency_key(self) -> str | None:
         """The key by which a repeated request finds it."""
-        return self.idempotency.key if self.idempotency else None
+        return self.origin.key
+
+    @property
+    def author(self) -> str | None:
+        """The member who has started it; None for the session's user."""
+        return self.origin.author
 
     @property
     def is_open(self) -> bool:

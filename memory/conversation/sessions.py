@@ -4,8 +4,9 @@ Annotations are not postponed (PEP 563) in this module, since pydantic would eva
 """
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
+from turnwise.errors import NotAllowedError, SessionNotFoundError
 from turnwise.memory.conversation.branches import Branches
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.usage import Usage
@@ -14,6 +15,16 @@ from turnwise.memory.values.frozen_json import FrozenDict
 from turnwise.memory.values.records import Record, replace
 
 SessionStatus = Literal["active", "ended"]
+
+MemberRole = Literal["reader", "member", "owner"]
+"""What a member of a session may do. A reader reads and follows. A member also writes, and controls the own runs. An
+owner may do all that the session's user may."""
+
+ROLES: tuple[MemberRole, ...] = get_args(MemberRole)
+"""All roles; each allows what those before it allow, and more."""
+
+MAX_MEMBERS = 100
+"""How many members a session has at most, besides its user."""
 
 
 DEFAULT_USER = "default"
@@ -38,6 +49,16 @@ def parent_id(turn: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AgentBounds(Record):
+    """What bounds the session of an agent. A record of its own, since Python keeps 29 fields of an object cheaply."""
+
+    depth: int = 0
+    """How many calls of agents are above it."""
+    budget: FrozenDict = field(default_factory=FrozenDict)
+    """What it may spend of its caller's budget, by the names of the limits of `Budget`; empty without a limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SessionRecord(Record):
     """A session's row: its owner, its settings, and the counters that its next commit starts from."""
 
@@ -54,10 +75,8 @@ class SessionRecord(Record):
     """The turn it was forked from, as `session_id#index`."""
     called_by: str | None = None
     """The session whose tool has called it as an agent."""
-    depth: int = 0
-    """How many calls of agents are above it."""
-    budget: FrozenDict = field(default_factory=FrozenDict)
-    """What it may spend of its caller's budget, by the names of the limits of `Budget`; empty without a limit."""
+    bounds: AgentBounds = field(default_factory=AgentBounds)
+    """What bounds it as the session of an agent."""
     namespace: str | None = None
     """The namespace on Ray of the process that made its last commit; None: it was made without Ray."""
     log: str = ""
@@ -94,11 +113,48 @@ class SessionRecord(Record):
     """The default request parameters of its runs: see `ModelParams`."""
     marks: int = 0
     """How many marks its messages have."""
+    members: FrozenDict = field(default_factory=FrozenDict)
+    """The roles of those who share it with its user, by their ids: see `MemberRole`."""
 
     @property
     def key(self) -> SessionKey:
         """Which session it is."""
         return SessionKey(self.session_id, self.user_id)
+
+    @property
+    def depth(self) -> int:
+        """How many calls of agents are above it."""
+        return self.bounds.depth
+
+    @property
+    def budget(self) -> FrozenDict:
+        """What it may spend of its caller's budget; see `AgentBounds`."""
+        return self.bounds.budget
+
+    def role_of(self, user_id: str | None) -> MemberRole | None:
+        """Return the role of a user; None if the user is no member. Its own user, or None, is an owner."""
+        if user_id in (None, self.user_id):
+            return "owner"
+        role: MemberRole | None = self.members.get(user_id)
+        return role
+
+    def check_role(self, user_id: str | None, needed: MemberRole, action: str) -> None:
+        """Raise unless the role of a user allows an action.
+
+        Args:
+            needed: the lowest role that allows it.
+            action: a verb with its object, for the error.
+
+        Raises:
+            SessionNotFoundError: the user is no member. To such a user the session does not exist.
+            NotAllowedError: the user's role does not allow it.
+        """
+        role = self.role_of(user_id)
+        if role is None:
+            raise SessionNotFoundError(self.session_id)
+        if ROLES.index(role) < ROLES.index(needed):
+            whom = f"{needed}s" if needed == "owner" else f"{needed}s and owners"
+            raise NotAllowedError(self.session_id, str(user_id), role, whom, action)
 
     def has_expired(self, now: float) -> bool:
         """Return whether it may be deleted at this time, in seconds since the epoch."""
@@ -111,7 +167,7 @@ class SessionRecord(Record):
     _repr_html_ = record_html
 
 
-FIXED = ("session_id", "user_id", "agent", "created_at", "parent", "called_by", "depth", "budget", "log", "epoch")
+FIXED = ("session_id", "user_id", "agent", "created_at", "parent", "called_by", "bounds", "log", "epoch")
 """The fields that commits do not change. Activations change the epoch."""
 
 SESSION_CHANGES = tuple(field.name for field in fields(SessionRecord) if field.name not in FIXED)

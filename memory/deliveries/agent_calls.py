@@ -37,6 +37,7 @@ def begin_agent(
         engine_id: the caller's engine, with which the agent answers.
     """
     options = {"parent": caller.run_id, "timeout_s": agent.get("timeout_s"), "trace": caller.trace or None}
+    options["author"] = caller.author
     payload = run_payload([encode(User(text=task))], options)
     name = agent["session"]
     return _addition("prompt", caller.session_key, name, name, payload=payload, now=now, engine_id=engine_id)

@@ -39,6 +39,8 @@ class RunPayload(Record):
     tools: FrozenDict = field(default_factory=FrozenDict)
     overflow: FrozenDict | None = None
     trace: FrozenDict = field(default_factory=FrozenDict)
+    author: str | None = None
+    """The member for whom it begins a run; None for the session's user."""
 
 
 RUN_OPTIONS = tuple(option.name for option in fields(RunPayload) if option.name != "prompts")
@@ -79,7 +81,7 @@ def _check_options(payload: RunPayload) -> None:
     for time_s in (payload.debounce_s, payload.timeout_s):
         if time_s is not None:
             seconds(time_s)
-    for name in (payload.parent, payload.model):
+    for name in (payload.parent, payload.model, payload.author):
         if name is not None:
             check_id("id", name)
     check_params("params", payload.params)

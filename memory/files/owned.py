@@ -19,11 +19,15 @@ class OwnedFiles:
 
     A change is durable on return, and stays if the run is cancelled or fails. Call the methods on the session's event
     loop. Each may raise StoreError.
+
+    Args:
+        only_own: whether files that the user has put into no session are left out.
     """
 
-    def __init__(self, access: FileAccess, key: SessionKey) -> None:
+    def __init__(self, access: FileAccess, key: SessionKey, *, only_own: bool = False) -> None:
         self._access = access
         self._key = key
+        self._find = access.info if only_own else access.use
 
     async def put(self, name: str, data: FileData, media_type: str | None = None) -> FileRecord:
         """Store a file, and return it; see `FileAccess.put`.
@@ -39,15 +43,15 @@ class OwnedFiles:
         Raises:
             FileNotStoredError: there is none.
         """
-        return await self._access.bytes_of(await self._access.use(self._key, file_id))
+        return await self._access.bytes_of(await self._find(self._key, file_id))
 
     async def info(self, file_id: str) -> FileRecord:
         """Return the record of a file of the session, or of its user; see `get`."""
-        return await self._access.use(self._key, file_id)
+        return await self._find(self._key, file_id)
 
     async def read(self, file_id: str) -> AsyncIterator[bytes]:
         """Yield the bytes of a file in pieces; see `get`."""
-        async for piece in self._access.read(await self._access.use(self._key, file_id)):
+        async for piece in self._access.read(await self._find(self._key, file_id)):
             yield piece
 
     async def list(self, after: str = "", limit: int = 100) -> _Files:

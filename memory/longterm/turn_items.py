@@ -39,6 +39,8 @@ class TurnBlocks:
     run_id: str | None = None
     first_seq: int = 0
     """The number of the run's first event."""
+    author: str | None = None
+    """The member who has started the run; None for the session's user."""
     turn_id: str | None = None
     """The id that the caller gave the turn."""
 
@@ -98,7 +100,7 @@ def _is_left_out(block: Block, calls: set[str]) -> bool:
 def _line(block: Block) -> str:
     match block:
         case User():
-            return f"user: {block.text}"
+            return f"{block.author or 'user'}: {block.text}"
         case Document():
             return f"user: [file {block.name}] {block.plain or ''}".rstrip()
         case Text():

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from turnwise.memory.conversation.blocks import Block, Citations, System, Thinking, User
 from turnwise.memory.conversation.calls.call_pairs import CallPairs
 from turnwise.memory.conversation.transcript import Message, messages_of
 from turnwise.memory.providers.validation import ANTHROPIC, Rules
+
+_FROM = re.compile(r"^([ \t]*)(\[from )", re.IGNORECASE | re.MULTILINE)
+"""What looks like the line that names an author, at the beginning of a line of a prompt."""
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""The names that OpenAI accepts of the users in a conversation."""
+
+_HASHED_NAME = re.compile(r".*-[0-9a-f]{8}", re.DOTALL)
 
 BEGIN = "[the conversation begins]"
 """The user's text before a conversation that begins with the assistant, such as with a greeting."""
@@ -16,8 +26,39 @@ CONTINUE = "[continue]"
 """The user's text after a conversation that ends with the assistant, or of which nothing is sent."""
 
 
+def name_of(author: str) -> str:
+    """Return the name by which a model knows the author of a prompt: letters, digits, _ and -, at most 64 of them.
+
+    Different authors have different names: an id that is no such name, or that looks like one with a digest, gets one.
+    """
+    if _PLAIN_NAME.fullmatch(author) and not _HASHED_NAME.fullmatch(author):
+        return author
+    digest = hashlib.blake2b(author.encode(errors="surrogatepass"), digest_size=4).hexdigest()
+    return f"{re.sub('[^A-Za-z0-9_-]', '_', author)[:55]}-{digest}"
+
+
+def author_line(author: str) -> str:
+    """Return the line before a prompt that names its author, for providers whose messages have no name."""
+    return f"[from {name_of(author)}]\n"
+
+
+def with_author_lines(blocks: Iterable[Block]) -> list[Block]:
+    """Return the blocks with a line before each prompt that names its author; without authors they do not change.
+
+    A line of a prompt that looks like such a line begins with a backslash then, so that nobody speaks for others.
+    """
+    return [
+        User(text=author_line(block.author) + _FROM.sub(r"\1\\\2", block.text))
+        if isinstance(block, User) and block.author is not None
+        else block
+        for block in blocks
+    ]
+
+
 def arranged(blocks: Iterable[Block], rules: Rules) -> list[Message]:
     """Return the conversation as messages that the provider takes. O(blocks).
+
+    - Where messages have no name, a line before each prompt of a shared session names its author.
 
     - Where the user must begin or end, and the assistant does, a text of the user is added. So a conversation may begin
       with the assistant's greeting.
@@ -26,7 +67,7 @@ def arranged(blocks: Iterable[Block], rules: Rules) -> list[Message]:
 
     A conversation that needs none of this does not change. A call without a result gets none: see `validation.check`.
     """
-    messages = messages_of(blocks)
+    messages = messages_of(blocks if rules.names_authors else with_author_lines(blocks))
     if late := _late_results(messages):
         messages = messages_of(_with_results_moved(messages, late))
     only_thoughts = [_has_only_thoughts(message, rules) for message in messages]
@@ -53,11 +94,13 @@ def prompted(blocks: Sequence[Block], rules: Rules) -> Sequence[Block]:
 def between_prompts(blocks: Sequence[Block], *, is_answered: bool = False) -> list[Block]:
     """Return the blocks with a text of the user before and behind them, where the assistant begins or ends. O(blocks).
 
-    For agents of other packages, whose models may be of any provider: each takes such a conversation.
+    For agents of other packages, whose models may be of any provider: each takes such a conversation. A line before
+    each prompt of a shared session names its author.
 
     Args:
         is_answered: whether the blocks end with the beginning of an answer that goes on: then nothing follows them.
     """
+    blocks = with_author_lines(blocks)
     first = [User(text=BEGIN)] if _are_assistants(blocks)[:1] == [True] else []
     return [*first, *(blocks if is_answered else before_answer(blocks))]
 

@@ -46,6 +46,8 @@ class Profile:
     """Whether an assistant message is required between tool results and the next prompt."""
     alternates: bool = False
     """Whether messages of the user and the assistant must alternate. If so, prompts in a row are one message."""
+    names_authors: bool = False
+    """Whether messages of the user may have a `name`."""
     has_content: bool = False
     """Whether a message with only tool calls must have text content, which may be empty."""
     unknown_keywords: frozenset[str] = frozenset()
@@ -73,6 +75,7 @@ OPENAI = Profile(
     source="https://platform.openai.com/docs/api-reference/chat/create",
     hosts=("api.openai.com",),
     schema_with_tools=True,
+    names_authors=True,
 )
 
 PROFILES: Mapping[str, Profile] = {
@@ -84,6 +87,7 @@ PROFILES: Mapping[str, Profile] = {
             source="https://learn.microsoft.com/azure/ai-foundry/openai/latest",
             hosts=(".openai.azure.com", ".services.ai.azure.com", ".cognitiveservices.azure.com"),
             schema_with_tools=True,
+            names_authors=True,
         ),
         Profile(
             name="gemini",
@@ -97,6 +101,7 @@ PROFILES: Mapping[str, Profile] = {
             source="https://api-docs.deepseek.com/guides/thinking_mode",
             hosts=("api.deepseek.com",),
             limit_field="max_tokens",
+            names_authors=True,
             returns_thoughts="known",
             json_mode="json_object",
             lacks=("seed", "parallel_tool_calls", *_OF_OPENAI, "prompt_cache_key", "safety_identifier"),

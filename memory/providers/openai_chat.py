@@ -32,7 +32,7 @@ from turnwise.memory.conversation.blocks import (
     described,
 )
 from turnwise.memory.conversation.transcript import prompts_apart, system_of
-from turnwise.memory.providers.arrangement import arranged
+from turnwise.memory.providers.arrangement import arranged, name_of
 from turnwise.memory.providers.endpoints import OPENAI, Profile, unpack_attached
 from turnwise.memory.providers.validation import CHAT, fit
 
@@ -65,6 +65,8 @@ def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str,
       answered stays apart from the next one. If the profile says that roles alternate, they are one message, and the
       user begins and ends: see `arranged`. A content is a string, with a blank line between texts, unless it has images
       or files, since many servers accept no list of texts.
+    - In a shared session, a message of the user has the `name` of its author, where the profile says so and prompts are
+      messages of their own; elsewhere a line of its text says it: see `arranged`.
     - Consecutive blocks of the assistant are one message, with its text (see `text_of`) and the calls in `tool_calls`.
     - Each tool result is a message, in the order in which the calls were declared. Such a message takes text only. So
       the pictures and files of the results are in a message of the user after the last result, each after a text that
@@ -89,6 +91,8 @@ def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str,
     rules = replace(CHAT, id_limit=sys.maxsize) if profile.has_long_ids else CHAT
     if profile.alternates:
         rules = replace(rules, user_begins=True, user_ends=True)
+    elif profile.names_authors:
+        rules = replace(rules, names_authors=True)
     for message in fit(arranged(filter(_is_read, blocks), rules), rules):
         if message.role == "assistant":
             messages.append(_assistant_message(message.blocks, profile, has_thought=has_thought))
@@ -97,14 +101,17 @@ def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str,
             messages += [_tool_message(block, profile) for block in results]
             media = [part for result in results for part in _media_parts(result, profile)]
             prompts = prompts_apart(block for block in message.blocks if not isinstance(block, ToolResult))
-            parts_by_message = [parts for parts in (media, *(list(map(_part, prompt)) for prompt in prompts)) if parts]
+            authors = [None, *map(_author_of, prompts)]
+            parts_by_message = [media, *(list(map(_part, prompt)) for prompt in prompts)]
+            named = [(parts, author) for parts, author in zip(parts_by_message, authors, strict=True) if parts]
+            parts_by_message, authors = [parts for parts, _ in named], [author for _, author in named]
             if parts_by_message and results and profile.answers_results:
                 # If a prompt follows the results, the answer to them never came.
                 filler = INTERRUPTED.strip() if prompts else CONTINUED
                 messages.append({"role": "assistant", "content": filler})
             if parts_by_message and profile.alternates:
-                parts_by_message = [list(chain(*parts_by_message))]
-            messages += map(_user_message, parts_by_message)
+                parts_by_message, authors = [list(chain(*parts_by_message))], [None]
+            messages += map(_user_message, parts_by_message, authors)
     return messages
 
 
@@ -121,7 +128,7 @@ def decode(messages: Sequence[Mapping[str, Any]]) -> list[Block]:
 
     The format does not contain: the borders between texts of one message, the place of a call between texts, system
     prompts but the last, the names of text documents, whether a text is a summary, whether a picture or file is of a
-    result, signatures, and blocks that `encode` does not send.
+    result, signatures, authors, and blocks that `encode` does not send.
 
     Raises:
         EngineError: a message has an unknown form; names it by its index.
@@ -135,10 +142,15 @@ def decode(messages: Sequence[Mapping[str, Any]]) -> list[Block]:
     return blocks
 
 
-def _user_message(parts: list[dict[str, Any]]) -> dict[str, Any]:
+def _author_of(prompt: Sequence[Block]) -> str | None:
+    return next((block.author for block in prompt if isinstance(block, User)), None)
+
+
+def _user_message(parts: list[dict[str, Any]], author: str | None) -> dict[str, Any]:
+    name = {} if author is None else {"name": name_of(author)}
     if all(part["type"] == "text" for part in parts):
-        return {"role": "user", "content": PARAGRAPH.join(part["text"] for part in parts)}
-    return {"role": "user", "content": parts}
+        return {"role": "user", "content": PARAGRAPH.join(part["text"] for part in parts), **name}
+    return {"role": "user", "content": parts, **name}
 
 
 def _part(block: Block) -> dict[str, Any]:

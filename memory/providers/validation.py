@@ -81,6 +81,8 @@ class Rules:
     """Whether the thoughts of a message that calls tools must come first."""
     user_begins: bool = False
     user_ends: bool = False
+    names_authors: bool = False
+    """Whether messages of the user have the name of their author. If not, a line of their text has it."""
 
     def sends(self, block: Block) -> bool:
         """Return whether the block is sent to this provider."""

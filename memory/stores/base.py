@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Literal, Protocol, TypeVar, overload, runtime_checkable
 
@@ -98,6 +98,11 @@ class Commit:
     received: Sequence[Delivery] = ()
     """Deliveries of other sessions of the user that are removed, since this commit carries them out. If one was changed
     or removed meanwhile, the whole commit is refused."""
+    joined: Sequence[str] = ()
+    """Users who become members with this commit, so that a query for a member finds the session: those of
+    `session.members` whom the row before has not."""
+    left: Sequence[str] = ()
+    """Users who are members no longer: those whom the row before has, and `session.members` has not."""
 
     @property
     def log_size_before(self) -> int:
@@ -178,8 +183,15 @@ def check_session_names(session: SessionRecord) -> None:
         NameRefusedError: see `check_names`.
     """
     check_names("session_id", session.session_id, session.user_id, quotes=False)
+    check_members(session.members)
     for field in ("agent", "parent", "called_by"):
         check_names(field, getattr(session, field), quotes=False)
+
+
+def check_members(members: Iterable[str]) -> None:
+    """Raise unless each store can find a session by these members; see `check_names`."""
+    for user_id in members:
+        check_names("member", user_id, quotes=False)
 
 
 def checked_commit(commit: Commit) -> Commit:
@@ -194,7 +206,10 @@ def checked_commit(commit: Commit) -> Commit:
         events=tuple(commit.events),
         deliveries=tuple(commit.deliveries),
         received=tuple(commit.received),
+        joined=tuple(commit.joined),
+        left=tuple(commit.left),
     )
+    check_members(commit.joined)
     if run := commit.new_run:
         check_names("run_id", run.run_id, quotes=False)
         check_names("idempotency_key", run.idempotency_key, quotes=False)
@@ -290,6 +305,12 @@ def check_session_filter(user_id: str | None, session_id: str | None) -> None:
     """Raise InvalidInputError for a session without its user: each user may have a session of an id."""
     if session_id is not None and user_id is None:
         raise InvalidInputError("user_id", None, "pass the session's user with session_id")
+
+
+def check_member_filter(member: str | None, user_id: str | None, called_by: str | None) -> None:
+    """Raise InvalidInputError for a member together with a user or a caller: stores have no index of these."""
+    if member is not None and (user_id is not None or called_by is not None):
+        raise InvalidInputError("member", shown(member), "pass it without user_id and called_by")
 
 
 def check_limit(limit: int) -> int:
@@ -451,6 +472,7 @@ class SessionStore(Protocol):
         agent: str | None = None,
         status: SessionStatus | None = None,
         called_by: str | None = None,
+        member: str | None = None,
         order_by: SessionOrder = "created_at",
         cursor: str | None = None,
         limit: int = 100,
@@ -459,9 +481,11 @@ class SessionStore(Protocol):
 
         Args:
             called_by: those that this session of the user has called as agents; `NO_CALLER`: those that none has.
+            member: those of which this user is a member. They are found by an index.
 
         Raises:
-            InvalidInputError: `called_by` names a session, and no user was given.
+            InvalidInputError: `called_by` names a session, and no user was given; or a member was given with a user, or
+                with `called_by`.
         """
 
     async def count(
@@ -471,6 +495,7 @@ class SessionStore(Protocol):
         agent: str | None = None,
         status: SessionStatus | None = None,
         called_by: str | None = None,
+        member: str | None = None,
     ) -> int:
         """Return how many sessions match all given filters; see `query`."""
 

@@ -59,6 +59,7 @@ from turnwise.memory.stores.base import (
     changed_webhooks,
     check_change,
     check_limit,
+    check_member_filter,
     check_session_filter,
     check_session_names,
     checked_commit,
@@ -360,11 +361,12 @@ class InMemoryStore(LocalClock):
         agent: str | None = None,
         status: SessionStatus | None = None,
         called_by: str | None = None,
+        member: str | None = None,
         order_by: SessionOrder = "created_at",
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[SessionRecord]:
-        rows = self._matching(user_id, agent, status, called_by)
+        rows = self._matching(user_id, agent, status, called_by, member)
         rows.sort(key=lambda row: (getattr(row.session, order_by), row.order), reverse=True)
         if cursor is not None:
             before = parse_cursor(cursor)
@@ -383,8 +385,9 @@ class InMemoryStore(LocalClock):
         agent: str | None = None,
         status: SessionStatus | None = None,
         called_by: str | None = None,
+        member: str | None = None,
     ) -> int:
-        return len(self._matching(user_id, agent, status, called_by))
+        return len(self._matching(user_id, agent, status, called_by, member))
 
     async def ledger(self, query: LedgerQuery) -> list[LedgerRow]:
         self._check_open()
@@ -650,16 +653,23 @@ class InMemoryStore(LocalClock):
             self._deliveries.put(change.delivery_id, change.after)
 
     def _matching(
-        self, user_id: str | None, agent: str | None, status: str | None = None, called_by: str | None = None
+        self,
+        user_id: str | None,
+        agent: str | None,
+        status: str | None = None,
+        called_by: str | None = None,
+        member: str | None = None,
     ) -> list[_Row]:
         self._check_open()
         check_session_filter(user_id, called_by or None)
+        check_member_filter(member, user_id, called_by)
         values = {"user_id": user_id, "agent": agent, "status": status}
         return [
             row
             for row in self._rows.values()
             if all(value is None or getattr(row.session, name) == value for name, value in values.items())
             and called_by in (None, row.session.called_by or NO_CALLER)
+            and (member is None or member in row.session.members)
         ]
 
     def _rows_after(self, cursor: str | None) -> list[_Row]:

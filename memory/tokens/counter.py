@@ -25,6 +25,7 @@ from turnwise.memory.conversation.blocks import (
     ToolUse,
     User,
 )
+from turnwise.memory.providers.arrangement import author_line
 from turnwise.memory.providers.openai_chat import ERROR, INTERRUPTED, SUMMARY, arguments_of
 from turnwise.memory.tokens.images import PAGE_TEXT, UNSEEN_PAGES, ImageRule, image_rule, image_size, pdf_pages
 
@@ -82,7 +83,9 @@ class _Counter(ABC):
         texts: tuple[str, ...]
         more = 0
         match block:
-            case System() | User() | Recalled():
+            case User():
+                texts = (block.text, author_line(block.author)) if block.author else (block.text,)
+            case System() | Recalled():
                 texts = (block.text,)
             case Summary():
                 texts = (SUMMARY, block.text)

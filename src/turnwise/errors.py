@@ -31,6 +31,7 @@ TurnwiseError
 ├── TooManySchedulesError      a service lets its user have no more schedules
 ├── TooManyWebhooksError       a service lets its user have no more webhooks
 ├── OperatorsOnlyError         a service does it for operators only
+├── NotAllowedError            the user's role in the session does not allow it
 ├── SearchUnavailableError     the store keeps no index of what was said
 ├── FilesUnavailableError      there is no place for files
 ├── SessionExistsError
@@ -78,7 +79,8 @@ TurnwiseError
 ├── LongTermMemoryError        a long-term memory failed
 │   ├── ExtractionError        the memory's model returned unusable output
 │   ├── NotForgottenError      memories failed, so a part of what was to be forgotten is left
-│   └── ReadOnlyMemoryError    the memory is read-only
+│   ├── ReadOnlyMemoryError    the memory is read-only
+│   └── MemoryOverheardError   others would see what the memory has
 ├── CompactionError            a window was not compacted; nothing was lost
 ├── WaitTimeoutError           (also a TimeoutError) the wait timed out, the run continues
 ├── FrameworkError             another framework's installed release is not one that its adapter fits
@@ -390,6 +392,22 @@ class FilesUnavailableError(TurnwiseError):
     message = "store {store} keeps no files: {why}"
     store: str
     why: str
+
+
+class NotAllowedError(TurnwiseError):
+    """A member of a session asked for what the member's role does not allow; nothing was changed."""
+
+    message = (
+        "user {user_id!r} is a {role} of session {session_id!r}, and only {needed} may {action}: "
+        "ask its user, or an owner, to do it"
+    )
+    session_id: str
+    user_id: str
+    role: str
+    """The user's role: `reader`, `member` or `owner`."""
+    needed: str
+    """Who may do it."""
+    action: str
 
 
 class SearchUnavailableError(TurnwiseError):
@@ -885,6 +903,17 @@ class ReadOnlyMemoryError(LongTermMemoryError):
 
     message = "{memory} is read-only and refuses {verb}(): write to another memory, or change the source of this one"
     memory: str
+    verb: str
+
+
+class MemoryOverheardError(LongTermMemoryError):
+    """A tool would have read a memory in a shared session, where its result is seen by others; nothing was read."""
+
+    message = (
+        "what the memory of user {user_id!r} has would be seen by all who share the session, so {verb} is not possible "
+        "here: what is relevant to a prompt is recalled for its run"
+    )
+    user_id: str
     verb: str
 
 

@@ -33,8 +33,8 @@ from turnwise.memory.archive.export import export_session, import_session
 from turnwise.memory.archive.importer import UNFINISHED
 from turnwise.memory.conversation.blocks import Block, Summary, Text, ToolUse, User, decode, encode
 from turnwise.memory.conversation.events import Event, PromptAppended, RunCompleted, UnknownEvent, WindowCompacted
-from turnwise.memory.conversation.runs import Idempotency, RunRecord
-from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
+from turnwise.memory.conversation.runs import RunOrigin, RunRecord
+from turnwise.memory.conversation.sessions import AgentBounds, SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.deliveries.payload import run_payload
@@ -125,7 +125,7 @@ class Writer:
             created_at=1.5,
             calls=freeze({"c": {"name": "look"}}) if is_open else freeze({}),
             labels=freeze({TEXT: TEXT}),
-            idempotency=words.choice([None, Idempotency(f"key {index}", "f" * 64)]),
+            origin=words.choice([RunOrigin(), RunOrigin(f"key {index}", "f" * 64)]),
             model=words.choice([None, "m"]),
             params=words.choice([freeze({}), PARAMS]),
             output=words.choice([None, freeze({"schema": NESTED, "retries": 2})]),
@@ -575,7 +575,9 @@ def test_a_kill_during_an_import_leaves_a_session_marked_as_unfinished(lines: li
 def test_an_agent_that_is_imported_under_its_own_id_is_its_callers_again() -> None:
     async def story() -> None:
         store, lines = InMemoryStore(), list[str]()
-        await store.create(SessionRecord(session_id="agent", user_id="ann", called_by="chat", depth=1))
+        await store.create(
+            SessionRecord(session_id="agent", user_id="ann", called_by="chat", bounds=AgentBounds(depth=1))
+        )
         await export_session(store, SessionKey("agent", "ann"), lines.append)
         same = await import_session(InMemoryStore(), lines)
         assert (same.called_by, same.depth) == ("chat", 1)

@@ -350,13 +350,13 @@ ATTACKS: dict[str, tuple[list[str], int, str]] = {
         r"run id 'a\x00' cannot be used",
     ),
     "a blank idempotency key": (
-        written([HI], [], [a_run(idempotency={"key": " ", "fingerprint": "f"})]),
+        written([HI], [], [a_run(origin={"key": " ", "fingerprint": "f"})]),
         3,
         "it is blank",
     ),
     "two runs of an id": (written([HI], [], [a_run(), a_run(turn_index=1)]), 4, "run 'r' is in the archive twice"),
     "two runs of a key": (
-        written([HI], [], [a_run(idempotency=KEY), a_run(run_id="q", turn_index=1, idempotency=KEY)]),
+        written([HI], [], [a_run(origin=KEY), a_run(run_id="q", turn_index=1, origin=KEY)]),
         4,
         "idempotency key 'k' is in the archive twice",
     ),

@@ -95,6 +95,11 @@ def test_each_command_works_and_imports_nothing_of_ray(commands: Commands, tmp_p
         (["show", store, "chat", *of_ann], "Your tea has drawn."),
         (["end", store, "money", "--user", "bob"], "session money has ended\n"),
         (["fork", store, "chat", *of_ann, "--at", "0", "--as", "other"], "other\n"),
+        (
+            ["share", store, "chat", "tom", *of_ann, "--role", "reader"],
+            "session chat is open to ann (owner), tom (reader)\n",
+        ),
+        (["share", store, "chat", "tom", *of_ann, "--remove"], "session chat is open to ann (owner)\n"),
         (["rm", store, "mine", *of_ann, "--yes"], "session mine is deleted\n"),
         (["sweep", store], "deleted: 0"),
         (["chat", store, "--demo"], ""),

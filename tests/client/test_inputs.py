@@ -357,6 +357,7 @@ WRONG: dict[str, list[Any]] = {
     "Collection[AnyType]": ["facts", [1], ["nope"], [MemoryCategory.SEMANTIC], {"facts": 1}, 3],
     "Sequence[WebhookEvent]": ["run.failed", [], ["nope"], [1], {"run.failed": 1}, 3],
     "Sequence[str]": ["Rex", [1], [""], ["a", " "], ["\ud800"], {"a": "b"}, 3],
+    "MemberRole": ["boss", 1, True, "", ["reader"]],
     "Status": ["nope", 1, True, ["active"]],
     "SessionStatus": ["nope", 1],
     "SessionOrder": ["title", 1],

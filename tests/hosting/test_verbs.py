@@ -85,6 +85,8 @@ VALID: dict[str, Any] = {
     "missed": "run_once",
     "if_busy": "enqueue",
     "cursor": None,
+    "user_id": "tom",
+    "role": "member",
 }
 """What verbs get for a parameter of this name that has no default."""
 

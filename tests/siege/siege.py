@@ -1,8 +1,8 @@
 """Attacks turnwise from outside: `make siege`. Writes the results to LAST.md beside this file.
 
-Callers, timers, messages, teams of agents, webhooks, kills, freezes, crashes of servers, ends of programs, rival Rays,
-restores of older copies, bad calls, abandoned waits and damaged archives, all at once, on SQLite, PostgreSQL and Redis
-in turn. The result is checked with a
+Callers, members who reach for more than their role allows, timers, messages, teams of agents, webhooks, kills, freezes,
+crashes of servers, ends of programs, rival Rays, restores of older copies, bad calls, abandoned waits and damaged
+archives, all at once, on SQLite, PostgreSQL and Redis in turn. The result is checked with a
 simple ledger and with what `sqlite3`, `psycopg` and `redis` read from the store, without code of `turnwise.testing`.
 
     make siege ARGS="--minutes 20 --seed 0 --store sqlite redis"
@@ -26,7 +26,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import ray
-from siege_callers import ANSWER_S, Caller, misuse, mutate
+from siege_callers import ANSWER_S, Caller, misuse, mutate, trespass
 from siege_engine import SiegeEngine, tasks_of
 from siege_ledger import Entry, Ledger
 from siege_stores import IMPORTED, STORES, Found, Store
@@ -116,6 +116,7 @@ class Siege:
             (self._rival, 60.0),
             (self._orphan, 40.0),
             (self._misuse, 1.0),
+            (self._trespass, 1.0),
             (self._import, 5.0),
         ]
         calling = [asyncio.create_task(caller.call(self._over.is_set)) for caller in self._callers]
@@ -279,6 +280,14 @@ class Siege:
         caller = self._dice.choice(self._callers)
         with contextlib.suppress(TurnwiseError):
             await misuse(caller, self._manager, self.ledger, caller.user, self._dice)
+
+    async def _trespass(self) -> None:
+        """Have a user whose role does not allow it reach for another one's session."""
+        caller = self._dice.choice(self._callers)
+        others = sorted({user for user, _ in self._stage.sessions} - {caller.user})
+        if others:
+            with contextlib.suppress(TurnwiseError):  # the server is down
+                await trespass(caller, self._manager, self.ledger, self._dice.choice(others), self._dice)
 
     async def _import(self) -> None:
         """Import a damaged archive; if it is accepted, check that the session can be used."""

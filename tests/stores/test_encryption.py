@@ -36,7 +36,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.blocks import ToolResult, ToolUse, User, encode
 from turnwise.memory.conversation.events import Event, PromptAppended, RunFailed, ToolStarted
-from turnwise.memory.conversation.runs import Idempotency, RunRecord
+from turnwise.memory.conversation.runs import RunOrigin, RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnRecord
@@ -112,8 +112,8 @@ def test_an_encrypted_history_obeys(law: Law, inner: str, tmp_path: Path) -> Non
 # What is hidden
 
 READABLE = {
-    SessionRecord: "session_id user_id agent status created_at updated_at parent called_by depth budget namespace log"
-    " log_size next_index branches epoch revision seq usage agents_usage memory saved ttl_s model engine marks",
+    SessionRecord: "session_id user_id agent status created_at updated_at parent called_by bounds namespace log"
+    " log_size next_index branches epoch revision seq usage agents_usage memory saved ttl_s model engine marks members",
     TurnRecord: "index parent turn_id run_id status prompt appended input output carried usage created_at forgotten"
     " removed",
     RunRecord: "run_id session_id user_id turn_index state first_seq created_at started_at ended_at code timeout_s"
@@ -147,7 +147,7 @@ async def fill(store: SessionStore, session_id: str, user_id: str, secret: str =
         first_seq=1,
         created_at=1.0,
         labels=secret_json,
-        idempotency=Idempotency("key", secret),
+        origin=RunOrigin("key", secret),
         model="m",
         params=secret_json,
         output=secret_json,

@@ -27,7 +27,7 @@ from turnwise.errors import (
     TurnwiseError,
 )
 from turnwise.memory.conversation.ledger import COLUMNS, LedgerQuery
-from turnwise.memory.conversation.runs import UNSETTLED, Idempotency, RunRecord, RunState
+from turnwise.memory.conversation.runs import UNSETTLED, RunOrigin, RunRecord, RunState
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnStatus
@@ -115,7 +115,7 @@ def audit(server: RedisServer) -> int:
             expected["unsettled"] |= {member: 0.0} if letter == "u" else {}
             expected["runs"][record["run_id"]] = number
             of_keys[f"i{record['run_id']}"] = place
-            of_keys |= {f"k={record['idempotency']['key']}": place} if "idempotency" in record else {}
+            of_keys |= {f"k={record['origin']['key']}": place} if record.get("origin", {}).get("key") else {}
         for name in ("events", "keyed"):
             for event in keys.get(f"{number}:{name}", ()):
                 key = json.loads(event[19:].split("\n")[0])[4]
@@ -233,7 +233,7 @@ async def test_random_calls_give_the_same_answers_as_a_store_in_memory(
         turns: list[TurnStatus] = ["pending", "queued", "running", "completed", "failed"]
         number = next(serial)
         new = a_run(f"r{chance.choice((number, 3))}", number, chance.choice(runs_), **name._asdict())
-        new = replace(new, idempotency=chance.choice((None, Idempotency(f"k{number % 7}", "f"))))
+        new = replace(new, origin=chance.choice((RunOrigin(), RunOrigin(f"k{number % 7}", "f"))))
         changed_runs = [replace(run, state=chance.choice(runs_)) for run in runs.get(name, []) if chance.random() < 0.3]
         commit = Commit(
             session=session,

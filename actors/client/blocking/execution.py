@@ -164,8 +164,11 @@ class ExecutionHandle(RunHandle):
         """
         calls = decode_calls((self._host.ask(verbs.run(self.run_id))).calls)
         agents = [state.agent["session"] for state in calls.values() if state.agent]
-        keys = [SessionKey(agent, self._ref.key.user_id) for agent in agents]
-        return [ExecutionHandle(self._client, SessionRef(key), key.session_id, 0) for key in keys]
+        return [self._of_agent(agent) for agent in agents]
+
+    def _of_agent(self, agent: str) -> ExecutionHandle:
+        ref = SessionRef(SessionKey(agent, self._ref.key.user_id), as_user=self._ref.as_user)
+        return ExecutionHandle(self._client, ref, agent, 0)
 
     @checked(call_id=Text)
     def approve(self, call_id: str, *, input: Mapping[str, Any] | None = None) -> None:
@@ -209,10 +212,9 @@ class ExecutionHandle(RunHandle):
             path = next((path for path in paths if call_id.startswith(path)), None)
             if path is None:
                 raise
-            key = SessionKey(paths[path].agent["session"], self._ref.key.user_id)
-            child = ExecutionHandle(self._client, SessionRef(key), key.session_id, 0)
-            child._decide(call_id.removeprefix(path), decision)
-            self._host.ask(verbs.hear(record.run_id, key.session_id))
+            child = self._of_agent(paths[path].agent["session"])
+            child._decide(call_id.removeprefix(path), decision)  # noqa: SLF001 - of the same class
+            self._host.ask(verbs.hear(record.run_id, child.session_id))
 
     def input(self) -> Turn:
         """Return the turn as it was started: what the model was given, without what it answered.

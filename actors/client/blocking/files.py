@@ -9,10 +9,11 @@ from typing import TypeAlias
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.shared.arguments import FileId, Limit, Text, checked
 from turnwise.actors.client.shared.sessions_client import SessionsClient
+from turnwise.actors.session.acting import Acting, check_stored
 from turnwise.errors import FileNotStoredError, FilesUnavailableError, InvalidPromptError, ReadOnlyStoreError
 from turnwise.memory.conversation.blocks import Block, Document, Image, Text as TextBlock
 from turnwise.memory.conversation.prompts import Prompt
-from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.conversation.sessions import MemberRole, SessionKey
 from turnwise.memory.conversation.views.notebook_display import Rows
 from turnwise.memory.files.attachments import described_by, named_files, stand_in, with_bytes, with_parts
 from turnwise.memory.files.base import PIECE_BYTES, FileData
@@ -29,14 +30,18 @@ class Files:
     The bytes go from this process to where files are kept, and back, without the session's process. So this process
     must reach that place, and the store. Each change is durable on return.
 
+    Readers of a shared session list and read its files, members put files, and owners delete them.
+
     Every method may raise, beside the errors that it documents:
+        NotAllowedError, SessionNotFoundError: the member for whom it is may not do this, or is no member any more.
         FilesUnavailableError: there is no place for files: pass `files=` to the manager.
         StoreError: the store, or the place of files, cannot be reached.
     """
 
-    def __init__(self, client: SessionsClient, key: SessionKey) -> None:
+    def __init__(self, client: SessionsClient, key: SessionKey, as_user: str | None = None) -> None:
         self._client = client
         self._key = key
+        self._as_user = as_user
 
     @checked(name=Text, media_type=Text | None)
     def put(self, name: str, data: FileData, *, media_type: str | None = None) -> FileRecord:
@@ -55,6 +60,7 @@ class Files:
             SessionNotFoundError: the session was deleted; nothing was stored.
         """
         self._check_writes("put")
+        self._check_role("member", "put files")
         return steps.run(self._client.portal, self._client.files.put, self._key, name, data, media_type)
 
     @checked(file_id=FileId)
@@ -65,6 +71,7 @@ class Files:
             FileNotStoredError: there is no such file.
             CorruptRecordError: its bytes are missing, or were changed.
         """
+        self._check_role("reader", "read files")
         return steps.run(self._client.portal, self._client.files.get, self._key, file_id)
 
     @checked(file_id=FileId)
@@ -74,6 +81,7 @@ class Files:
         Raises:
             FileNotStoredError: there is no such file.
         """
+        self._check_role("reader", "read files")
         return steps.run(self._client.portal, self._client.files.info, self._key, file_id)
 
     def read(self, file_id: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
@@ -88,6 +96,7 @@ class Files:
     @checked(after=Text, limit=Limit)
     def list(self, after: str = "", limit: int = 100) -> _Files:
         """Return up to `limit` files with an id above `after`, by id."""
+        self._check_role("reader", "list files")
         return Rows(steps.run(self._client.portal, self._client.files.list, self._key, after=after, limit=limit))
 
     @checked(file_id=FileId)
@@ -97,7 +106,13 @@ class Files:
         Blocks that name it stay; later requests have a text in their place, which says that the file was deleted.
         """
         self._check_writes("delete")
+        self._check_role("owner", "delete files")
         return steps.run(self._client.portal, self._client.files.delete, self._key, file_id)
+
+    def _check_role(self, needed: MemberRole, action: str) -> None:
+        if self._as_user is not None:
+            acting = Acting(self._as_user, needed, action)
+            steps.run(self._client.portal, check_stored, self._client.session_store, self._key, acting)
 
     def _check_writes(self, verb: str) -> None:
         if self._client.read_only:

@@ -11,9 +11,16 @@ from turnwise.actors.client.blocking.session_host import SessionHost
 from turnwise.actors.client.blocking.store_reads import StoreReads
 from turnwise.actors.client.blocking.webhooks import Webhook
 from turnwise.actors.client.shared.sessions_client import SessionsClient
+from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.memory.attached import Eraser
-from turnwise.errors import CorruptRecordError, QuotaNotFoundError, SessionInUseError, SessionNotFoundError
+from turnwise.errors import (
+    CorruptRecordError,
+    KeyMissingError,
+    QuotaNotFoundError,
+    SessionInUseError,
+    SessionNotFoundError,
+)
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.files.index import keeps_files
 from turnwise.memory.longterm.base import Scope, is_read_only
@@ -27,8 +34,12 @@ _PAGE = 100
 
 
 def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: bool) -> Forgotten:
-    """Delete a user's sessions, webhooks and quotas, then what memories keep; see `SessionManager.forget`."""
+    """Delete a user's sessions, memberships, webhooks and quotas, then what memories keep.
+
+    See `SessionManager.forget`.
+    """
     report = _delete_sessions(client, store, user_id)
+    _leave_all(client, store, user_id)
     if history := client.history_store:
         steps.run(client.portal, history.delete_user, user_id)
     webhooks = [webhook for webhook in store.ask("webhooks") if webhook.user_id == user_id]
@@ -73,6 +84,19 @@ def _delete_sessions(client: SessionsClient, store: StoreReads, user_id: str) ->
         attempted.update(keys)
         for key in keys:
             report += SessionHost(client, SessionRef(key)).remove(memory=False, verify=False)
+
+
+def _leave_all(client: SessionsClient, store: StoreReads, user_id: str) -> None:
+    """Remove the user from all sessions of others. One that cannot be read by its process keeps the membership."""
+    cursor = None
+    while True:
+        page = store.ask("query", member=user_id, cursor=cursor, limit=_PAGE)
+        for session in page:
+            with suppress(SessionNotFoundError, KeyMissingError, CorruptRecordError):
+                SessionHost(client, SessionRef(session.key)).ask(verbs.set_member(user_id, None))
+        if page.cursor is None:
+            return
+        cursor = page.cursor
 
 
 def _remove_quotas(client: SessionsClient, store: StoreReads, user_id: str) -> None:

@@ -28,6 +28,7 @@ from turnwise.actors.client.blocking.subscriptions import EventFeed, Subscriptio
 from turnwise.actors.client.blocking.webhooks import Webhook, add_webhook
 from turnwise.actors.client.shared.arguments import (
     AgentName,
+    AsUser,
     Count,
     Day,
     EngineName,
@@ -77,6 +78,7 @@ from turnwise.actors.hosting.wire import HostInfo, SessionRef
 from turnwise.actors.inference.engine import EngineBuilder, Selective, check_taken
 from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines, as_engine, engine_named
 from turnwise.actors.inference.observing import Telemetry
+from turnwise.actors.session.acting import Acting, check_member
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import (
     InvalidInputError,
@@ -354,8 +356,8 @@ class SessionManager:
             session = self._update_existing(session, title, names, engine, if_exists)
         return self._session(session)
 
-    def _session(self, record: SessionRecord) -> Session:
-        return Session(self._client, SessionRef.of(record), record.agent)
+    def _session(self, record: SessionRecord, as_user: str | None = None) -> Session:
+        return Session(self._client, SessionRef.of(record, as_user), record.agent)
 
     def _create(self, fresh: SessionRecord) -> tuple[SessionRecord, bool]:
         """Create a session; return it, or the one that another caller has just created, and whether it is new."""
@@ -510,15 +512,26 @@ class SessionManager:
         self._start.done()
         return self._once.open(user_id or DEFAULT_USER, agent, names, engine)
 
-    @checked(session_id=SessionId, user_id=UserId | None)
-    def get(self, session_id: str, *, user_id: str | None = None) -> Session:
+    @checked(session_id=SessionId, user_id=UserId | None, as_user=AsUser | None)
+    def get(self, session_id: str, *, user_id: str | None = None, as_user: str | None = None) -> Session:
         """Return the user's session of this id; without a user, that of the user "default".
 
+        Args:
+            as_user: the member for whom it is: what the session and its runs then do is what the member's role allows,
+                and is the member's own: see `Session.add_member`. If omitted, all is done for the session's user.
+
         Raises:
-            SessionNotFoundError: the user has no such session.
+            SessionNotFoundError: the user has no such session, or `as_user` is no member of it.
         """
         self._start.done()
-        return self._session(self._store.get(session_id, user_id or DEFAULT_USER))
+        session = self._store.get(session_id, user_id or DEFAULT_USER)
+        self._check_member(session, as_user)
+        return self._session(session, as_user)
+
+    def _check_member(self, session: SessionRecord, as_user: str | None) -> None:
+        if as_user is not None:
+            reading = Acting(as_user, "reader", "read the session")
+            self._store.run(lambda store: check_member(session, store, reading))
 
     @checked(
         user_id=UserId | None,
@@ -531,6 +544,7 @@ class SessionManager:
         since=Time | None,
         until=Time | None,
         agents=bool,
+        shared=bool,
     )
     def list(
         self,
@@ -546,6 +560,7 @@ class SessionManager:
         since: float | None = None,
         until: float | None = None,
         agents: bool = False,
+        shared: bool = False,
     ) -> Page[SessionRecord]:
         """Return a page of the sessions that match all given filters, newest first: of all users if no user is given.
 
@@ -560,9 +575,13 @@ class SessionManager:
             since: only sessions with that time at or after this one, in seconds since the epoch.
             until: only sessions with that time before this one.
             agents: whether sessions of agents are among them: those that a tool of another session has called.
+            shared: instead of the user's own sessions, those of others of which the user is a member. Their records
+                name the users to whom they belong, and the members.
+
+        Raises:
+            InvalidInputError: `shared` is set, and no user was given.
         """
-        query: dict[str, Any] = {"user_id": user_id, "agent": agent, "status": status}
-        query["called_by"] = None if agents else NO_CALLER
+        query = _query(user_id, agent, status, agents=agents, shared=shared)
         query |= {"order_by": order_by, "cursor": cursor, "limit": limit}
         names = None if metadata is None else self._plain_metadata(metadata)
         filters = SessionFilter(title=title, metadata=names, since=since, until=until)
@@ -571,7 +590,7 @@ class SessionManager:
             return self._store.checked(self._store.ask("query", **query))
         return self._store.checked(self._store.run(lambda store: find_sessions(store, filters, **query)))
 
-    @checked(user_id=UserId | None, agent=AgentName | None, status=SessionStatus | None, agents=bool)
+    @checked(user_id=UserId | None, agent=AgentName | None, status=SessionStatus | None, agents=bool, shared=bool)
     def count(
         self,
         *,
@@ -579,9 +598,13 @@ class SessionManager:
         agent: str | None = None,
         status: SessionStatus | None = None,
         agents: bool = False,
+        shared: bool = False,
     ) -> int:
-        """Return how many sessions match all given filters: of all users if no user is given; `agents`: see `list`."""
-        query = {"user_id": user_id, "agent": agent, "status": status, "called_by": None if agents else NO_CALLER}
+        """Return how many sessions match all given filters: of all users if no user is given.
+
+        `agents` and `shared`: see `list`.
+        """
+        query = _query(user_id, agent, status, agents=agents, shared=shared)
         self._start.done()
         count: int = self._store.ask("count", **query)
         return count
@@ -967,9 +990,10 @@ class SessionManager:
 
         The user's events in the event store go too, those of `run_once` among them.
 
-        Active runs are cancelled. The sessions are deleted first, so that they save nothing while memories are
-        cleared. The call may be repeated, and must be repeated if it fails halfway. What other users said about this
-        user stays in their own memories. What the user has spent stays in the ledger, without the user.
+        Active runs are cancelled. The sessions are deleted first, so that they save nothing while memories are cleared.
+        The call may be repeated, and must be repeated if it fails halfway. What other users said about this user stays
+        in their own memories. The user leaves the sessions of others, in which what the user has said stays. What the
+        user has spent stays in the ledger, without the user.
 
         Args:
             verify: whether memories are checked afterwards for remains, in the parts that were changed, at a cost that
@@ -1047,18 +1071,28 @@ class SessionManager:
         self._start.done()
         return steps.run(self._client.portal, self._client.runtime.hosts, self._client.name)
 
-    @checked(run_id=RunId, user_id=UserId | None)
-    def execution(self, run_id: str, *, user_id: str | None = None) -> ExecutionHandle:
+    @checked(run_id=RunId, user_id=UserId | None, as_user=AsUser | None)
+    def execution(self, run_id: str, *, user_id: str | None = None, as_user: str | None = None) -> ExecutionHandle:
         """Return the handle of a run of any of the user's sessions; without a user, of those of the user "default".
 
         Also finds runs of `run_once`, by any manager of this Ray, as long as they are there.
 
+        Args:
+            as_user: the member of its session for whom it is: see `get`.
+
         Raises:
-            RunNotFoundError: no run has this id, or it belongs to another user.
+            RunNotFoundError: no run has this id, it belongs to another user, or `as_user` is no member of its session.
         """
         self._start.done()
-        client, run = self._find_run(run_id, user_id or DEFAULT_USER)
-        return ExecutionHandle(client, SessionRef(run.session_key), run_id, run.turn_index)
+        user_id = user_id or DEFAULT_USER
+        client, run = self._find_run(run_id, user_id)
+        if as_user in (None, user_id):
+            return ExecutionHandle(client, SessionRef(run.session_key), run_id, run.turn_index)
+        try:
+            self._check_member(self._store.get(*run.session_key), as_user)
+        except SessionNotFoundError:
+            raise RunNotFoundError(run_id, "the store") from None
+        return ExecutionHandle(client, SessionRef(run.session_key, as_user=as_user), run_id, run.turn_index)
 
     def _find_run(self, run_id: str, user_id: str) -> tuple[SessionsClient, RunRecord]:
         try:
@@ -1104,3 +1138,15 @@ class SessionManager:
         plain = {} if metadata is None else json_object("metadata", metadata, self._config.max_metadata_bytes)
         names: FrozenDict = freeze(plain)
         return names
+
+
+def _query(
+    user_id: str | None, agent: str | None, status: SessionStatus | None, *, agents: bool, shared: bool
+) -> dict[str, Any]:
+    """Return the filters by which a store finds sessions."""
+    query: dict[str, Any] = {"agent": agent, "status": status}
+    if not shared:
+        return {"user_id": user_id, "called_by": None if agents else NO_CALLER, **query}
+    if user_id is None:
+        raise InvalidInputError("shared", True, "pass the user_id of the member")
+    return {"member": user_id, **query}

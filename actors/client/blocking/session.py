@@ -40,6 +40,7 @@ from turnwise.actors.client.shared.arguments import (
     Time,
     Title,
     TurnRef,
+    UserId,
     WaitSeconds,
     check_names,
     checked,
@@ -66,7 +67,7 @@ from turnwise.memory.conversation.marks import MAX_MARK_BYTES, Mark
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.prompts import Prompt, plain_prompts
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import MemberRole, SessionRecord
 from turnwise.memory.conversation.spans import join, places, union
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.views.chat_messages import ChatMessage, parse_message_cursor
@@ -101,10 +102,14 @@ class Session:
         self._host = SessionHost(client, ref)
         self.id = ref.key.session_id
         self.user_id = ref.key.user_id
+        """The user to whom it belongs."""
+        self.as_user = ref.as_user
+        """The member for whom this object acts; None for the session's user."""
         self.agent = agent
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id!r} of user {self.user_id!r}>"
+        acting = f" as {self.as_user!r}" if self.as_user is not None else ""
+        return f"<{type(self).__name__} {self.id!r} of user {self.user_id!r}{acting}>"
 
     def _repr_html_(self) -> str:
         return facts_html(type(self).__name__, {"id": self.id, "user_id": self.user_id, "agent": self.agent})
@@ -129,7 +134,7 @@ class Session:
     @property
     def files(self) -> Files:
         """The files of the session, which blocks and tools name by their ids."""
-        return Files(self._client, self._ref.key)
+        return Files(self._client, self._ref.key, self._ref.as_user)
 
     def append(self, *prompts: Prompt) -> Turn:
         """Store prompts for the next run; return that run's turn, with all prompts that wait for the run. Durable.
@@ -752,7 +757,7 @@ class Session:
             SessionExistsError: a session `session_id` exists.
         """
         fork = self._host.ask(verbs.fork(at, session_id or new_id(), schedules))
-        return Session(self._client, SessionRef.of(fork), self.agent)
+        return Session(self._client, SessionRef.of(fork, self.as_user), self.agent)
 
     @checked(message=Text | None)
     def window(self, message: str | None = None) -> tuple[AnyBlock, ...]:
@@ -835,6 +840,45 @@ class Session:
         """Restart the session's `ttl_s` now, as a commit would; durable on return."""
         self._host.ask(verbs.refresh())
 
+    @checked(user_id=UserId, role=MemberRole)
+    def add_member(self, user_id: str, role: MemberRole = "member") -> SessionRecord:
+        """Share the session with another user, or change a member's role; return its record. Durable on return.
+
+        The member reaches it by `manager.get(session_id, user_id=<its user>, as_user=<the member>)`, and sees the whole
+        conversation, also what was said before. What a member starts is the member's own: its prompts name the member
+        as `author`, and its runs ask the member's memories. `manager.list(user_id=<the member>, shared=True)` lists it.
+        May be repeated.
+
+        Args:
+            role: `reader`: reads and follows. `member`: also appends prompts and starts runs, marks messages, and
+                cancels, answers anew and decides about calls of the own runs. `owner`: all that its user may.
+
+        Raises:
+            InvalidInputError: it is the session's own user, or the session is an agent's.
+            NotAllowedError: this object acts for a member who is no owner.
+            TooManyError: the session has 100 members.
+        """
+        return self._host.ask(verbs.set_member(user_id, role))
+
+    @checked(user_id=UserId)
+    def remove_member(self, user_id: str) -> SessionRecord:
+        """Remove a member; return the session's record. Durable on return; may be repeated.
+
+        From then on the session does not exist for this user, and further calls raise SessionNotFoundError. Runs that
+        the user has started go on. Every member may remove itself.
+
+        Raises:
+            InvalidInputError: it is the session's own user.
+            NotAllowedError: this object acts for another member, who is no owner.
+        """
+        return self._host.ask(verbs.set_member(user_id, None))
+
+    def members(self) -> Mapping[str, MemberRole]:
+        """Return the roles of those who share the session, by their ids; its user, an owner, is among them."""
+        session = (self.info()).session
+        roles: dict[str, MemberRole] = {session.user_id: "owner", **session.members}
+        return roles
+
     def end(self) -> None:
         """End the session: cancel its runs and accept no new ones. Ending twice is fine.
 
@@ -888,7 +932,7 @@ class Session:
             message: one of the session's `messages`, or the id of one, as search also gives it.
             name: of at most 64 characters.
             value: JSON of at most 4,096 bytes; None removes the mark.
-            by: who marks it, such as the name of a reviewer.
+            by: who marks it, such as the name of a reviewer; of what a member does, always the member.
 
         Raises:
             TurnNotFoundError: the session has no such turn.

@@ -161,6 +161,14 @@ class ToolContext:
         self.add_cost(float(cost))
 
     @property
+    def user_id(self) -> str:
+        """For whom the tool works: the author of the run. In a session that is not shared, it is the session's user.
+
+        What a tool may do, it may do for this user. `session.user_id` is the user to whom the session belongs.
+        """
+        return self.session.user_id if self.session.author is None else self.session.author
+
+    @property
     def _own_timeline(self) -> Timeline:
         if self.timeline is None:
             reason = f"call {self.call_id!r} runs in another process, where it cannot add events to run {self.run_id!r}"

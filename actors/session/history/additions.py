@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from turnwise.actors.inference.timeline import custom_event
+from turnwise.actors.session.acting import check_acting, check_own
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.state.reads import SessionReads
 from turnwise.actors.session.state.run_events import about_added
@@ -13,6 +14,7 @@ from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
 from turnwise.errors import DuplicateKeyError, SessionEndedError
 from turnwise.memory.conversation.events import CustomEvent
+from turnwise.memory.conversation.runs import RunRecord
 
 
 class Additions:
@@ -57,15 +59,22 @@ class Additions:
         values: dict[str, Any] = {**custom_event(name, data, labels), "key": key}
 
         async def change() -> int:
+            session, store = self._journal.session, self._journal.store
             run = None if leading is None else self._state.open_run(leading)
-            if run is None and self._journal.session.status == "ended":
-                if event := await self._journal.store.event_of_key(self._state.key, key):
+            record = None
+            if leading is None:
+                await check_acting(session, store, "owner")
+            else:
+                record = run.record if run else await self._journal.records.find_run(leading)
+                await check_own(session, store, record)
+            if run is None and session.status == "ended":
+                if event := await store.event_of_key(self._state.key, key):
                     return event.seq
                 raise SessionEndedError(self._state.session_id)
             if run:
                 fields = about_added(run.record, values)
-            elif leading is not None:
-                fields = await self._about_ended(leading, values)
+            elif record:
+                fields = await self._about_ended(record, values)
             else:
                 fields = values
             seq = self._journal.log.next_seq()
@@ -80,8 +89,7 @@ class Additions:
                 raise
             return event.seq
 
-    async def _about_ended(self, run_id: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    async def _about_ended(self, record: RunRecord, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of an event of a run that has ended, whose turn may have been dropped."""
-        record = await self._journal.records.find_run(run_id)
         turn = await self._journal.records.find_turn_of(record)
         return {"turn_id": turn.turn_id if turn else None, **about_added(record, values)}

@@ -471,20 +471,32 @@ class Forgetting:
         self._retrieval.memories_forgot()
         notes = 0
         if index is None and run_resources.notes is not None:
-            notes = await run_resources.notes.forget(self._scope)
+            for scope in self._scopes:
+                notes += await run_resources.notes.forget(scope)
         return Forgotten(items=items, erased=erased, notes=notes, was_checked=verify)
 
     @property
-    def _scope(self) -> Scope:
-        return scope_of(self._journal.session, self._engines.config.memory)
+    def _scopes(self) -> list[Scope]:
+        """The scopes of the session's user and of its members, whose memories may have what was said."""
+        session, config = self._journal.session, self._engines.config.memory
+        return [scope_of(session, config, person) for person in (None, *session.members)]
 
     async def _forget_in_memory(self, slot: MemorySlot, index: int | None, *, verify: bool) -> int | Erasure:
         turn_filter: dict[str, Any] = {} if index is None else {"turn_index": index}
+        own, *others = self._scopes
+        forgotten = await self._forget_of(slot, own, turn_filter, verify=verify)
+        for scope in others:
+            forgotten = forgotten + await self._forget_of(slot, scope, turn_filter, verify=verify)  # type: ignore[operator]
+        return forgotten
+
+    async def _forget_of(
+        self, slot: MemorySlot, scope: Scope, turn_filter: dict[str, Any], *, verify: bool
+    ) -> int | Erasure:
         if not verify:
-            return await slot.memory.forget(self._scope, **turn_filter)
+            return await slot.memory.forget(scope, **turn_filter)
         if isinstance(slot.memory, Eraser):
-            return await slot.memory.erase(self._scope, **turn_filter)
-        return await erase(slot.memory, self._scope, **turn_filter)
+            return await slot.memory.erase(scope, **turn_filter)
+        return await erase(slot.memory, scope, **turn_filter)
 
 
 def _size(turn: TurnRecord) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from turnwise.actors.session.acting import acting_member
 from turnwise.actors.session.history.forgetting import Forgetting
 from turnwise.actors.session.state.alarm import Alarm
 from turnwise.actors.session.state.state import SessionState
@@ -34,7 +35,8 @@ class Forking:
 
         The fork's first turn is a copy of that turn, with the same index; its blocks are shared. After a given turn,
         the fork continues with that turn's blocks, without those that were forgotten. By default it continues with what
-        this session's next turn would continue with, which may have been compacted.
+        this session's next turn would continue with, which may have been compacted. Of this session's members, only the
+        one who makes the fork is a member of it.
 
         Idempotent: forking again with the same id after the same turn returns the existing fork; without `at` also if a
         later turn has ended since, as long as the fork was not used.
@@ -73,6 +75,7 @@ class Forking:
             params=session.params,
             saved=base.index,
             ttl_s=session.ttl_s,
+            members=FrozenDict({member: "owner"} if (member := acting_member()) else {}),
         )
         if deliveries:
             await self._alarm.expect()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from turnwise.actors.session.acting import acting_member, check_acting
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
 from turnwise.errors import InvalidInputError, shown
@@ -36,18 +37,22 @@ class Marking:
     async def mark(self, index: int, number: int, name: str, value: Any, *, by: str | None) -> Mark | None:
         """Set a mark in place of the one of its name; None as the value removes it. Returns it as stored.
 
-        Durable on return. The time of a mark stays if neither its value nor `by` changes.
+        Durable on return. The time of a mark stays if neither its value nor `by` changes. The marks of a member name
+        the member, who may not change those of others.
 
         Raises:
             TurnNotFoundError: no such turn exists.
             InvalidInputError: the turn has not ended, or has no such message, or that was removed.
             TooManyError: the message has `MAX_MARKS` other marks.
         """
+        by = acting_member() or by
 
         async def change() -> Mark | None:
             turn = await self._find(index)
             await self._check_message(turn, number)
             old = marks_of(turn, number).get(name)
+            if old and old.by != by:
+                await check_acting(self._journal.session, self._journal.store, "owner")
             if value is None:
                 if old is None:
                     return None

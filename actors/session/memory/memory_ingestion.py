@@ -14,13 +14,16 @@ from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.memory.config import scope_of
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.engines.side_bill import SideBill
+from turnwise.actors.session.memory.group_saves import is_of_group, recipients, words_for
 from turnwise.actors.session.memory.unsaved_turns import SavingProgress, use_of
 from turnwise.actors.session.state.session_tasks import SessionTasks
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
 from turnwise.errors import CorruptRecordError, ExtractionError, InvalidMemoryError, LongTermMemoryError
 from turnwise.memory.background import ended, log_failure, retry
+from turnwise.memory.conversation.blocks import Block
 from turnwise.memory.conversation.events import MemoryBehind, MemoryCaughtUp, PlannerNote, TurnNotSaved
+from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.turn_items import TurnBlocks, forgets, note_items, turn_item
@@ -179,7 +182,8 @@ class MemoryIngestion:
         for turn in page:
             if not turn.is_open and turn.index > self._progress.saved:
                 run = run_of.get(turn.run_id or "")
-                self._progress.add(turn, run.memory if run else use_of(turn), run.first_seq if run else 0)
+                origin = (run.first_seq, run.author) if run else (0, None)
+                self._progress.add(turn, run.memory if run else use_of(turn), *origin)
         return page[-1].index
 
     async def _report_unreadable(self, index: int, error: CorruptRecordError) -> None:
@@ -227,10 +231,15 @@ class MemoryIngestion:
     async def _send(self, slot: MemorySlot, turns: Sequence[TurnBlocks]) -> None:
         read = [(turn, await self._items(turn)) for turn in turns]
         # A turn that was forgotten during the read is private now, so it is not to be saved.
-        items = [item for turn, turn_items in read if self._progress.is_current(turn) for item in turn_items]
+        current = [turn_items for turn, turn_items in read if self._progress.is_current(turn)]
+        for person in dict.fromkeys(person for turn_items in current for person in turn_items):
+            await self._send_for(slot, person, [item for items in current for item in items.get(person, ())])
+
+    async def _send_for(self, slot: MemorySlot, person: str | None, items: Sequence[MemoryItem]) -> None:
+        """Send items to the memory of a person, None for the session's user; see `recipients`."""
         if not items:
             return
-        scope = scope_of(self._journal.session, self._engines.config.memory)
+        scope = scope_of(self._journal.session, self._engines.config.memory, person)
         with self._bill.of("extraction"):
             call = self._tasks.spawn(_remember(slot, scope, items))
         self._in_flight.add(call)
@@ -242,21 +251,26 @@ class MemoryIngestion:
         if unsaved := sum(item.id not in has for item in items):
             raise LongTermMemoryError(f"{unsaved} of {len(items)} items were not saved")
 
-    async def _items(self, turn: TurnBlocks) -> list[MemoryItem]:
-        """Return what memories get of a turn: an item of its blocks and, by the settings, one for each planner note.
+    async def _items(self, turn: TurnBlocks) -> dict[str | None, list[MemoryItem]]:
+        """Return what memories get of a turn, by the person: an item of its blocks and, by the settings, planner notes.
 
         They get nothing of a private turn, nor of one in which the model forgot something.
         """
         if turn.is_private:
-            return []
-        session_id = self._state.session_id
+            return {}
+        session, config = self._journal.session, self._engines.config.memory
         blocks = await self._journal.blocks.read(turn.spans)
         if forgets(blocks):
-            return []
-        item = turn_item(session_id, turn, turn.spans, blocks)
-        items = [item] if item else []
-        if self._engines.config.memory.planner_notes:
-            items += note_items(session_id, self._journal.session.log, turn, await self._notes(turn))
+            return {}
+        notes = await self._notes(turn) if config.planner_notes else []
+        items: dict[str | None, list[MemoryItem]] = {}
+        for person in recipients(session, turn.author, blocks, config.group_saves):
+            session_id = str(scope_of(session, config, person).session_id)
+            own: tuple[Spans, Sequence[Block]] = (turn.spans, blocks)
+            if is_of_group(turn.author, blocks):
+                own = words_for(person, session.user_id, *own, whole=config.group_saves != "author")
+            item = turn_item(session_id, turn, *own)
+            items[person] = [*([item] if item else []), *note_items(session_id, session.log, turn, notes)]
         return items
 
     async def _notes(self, turn: TurnBlocks) -> list[PlannerNote]:
@@ -301,8 +315,8 @@ class MemoryIngestion:
         await self._transactor.loaded()
         return not (self._progress.is_behind or self._unreadable or self._progress.missing)
 
-    async def unsaved_items(self) -> dict[str, list[MemoryItem]]:
-        """Return the items of ended turns that memories lack, by the memory's name.
+    async def unsaved_items(self, person: str | None = None) -> dict[str, list[MemoryItem]]:
+        """Return the items of ended turns that the memories of a person lack, by the memory's name.
 
         Waits for saves that end soon. A memory may get the items meanwhile. Turns that cannot be read are left out.
         """
@@ -312,7 +326,7 @@ class MemoryIngestion:
         for turn in (turn for turns in lacking.values() for turn in turns):
             if turn.index not in items:
                 with suppress(CorruptRecordError):
-                    items[turn.index] = await self._items(turn)
+                    items[turn.index] = (await self._items(turn)).get(person, [])
         return {name: [item for turn in turns for item in items.get(turn.index, ())] for name, turns in lacking.items()}
 
     async def stop(self) -> int:

@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from turnwise.actors.inference.attempt import reason
 from turnwise.actors.inference.observing import part
 from turnwise.actors.memory.about import SessionMemories
 from turnwise.actors.memory.attached import MemorySlot
-from turnwise.actors.memory.config import MemoryConfig, scope_of
+from turnwise.actors.memory.config import MemoryConfig, scope_of, shared_id
 from turnwise.actors.memory.session_memory_access import SessionMemoryAccess
+from turnwise.actors.session.acting import acting_member, root_of
 from turnwise.actors.session.engines.run_resources import RunResources
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.engines.side_bill import SideBill
+from turnwise.actors.session.memory.group_saves import speakers_of
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.session_tasks import SessionTasks
 from turnwise.actors.session.state.state import SessionState
+from turnwise.errors import TurnwiseError
 from turnwise.memory.conversation.blocks import Block, Document, Recalled, System, User
 from turnwise.memory.conversation.branches import is_shown
 from turnwise.memory.conversation.events import LeftOut, MemoryDegraded, MemoryFailed, MemoryRecalled
@@ -78,24 +82,32 @@ class MemoryRetrieval:
         self._forget_count = 0
         """How many times memories have forgotten items; results of earlier searches may contain them."""
 
-    @property
-    def _scope(self) -> Scope:
-        return scope_of(self._state.journal.session, self._engines.config.memory)
+    def _scope(self, author: str | None) -> Scope:
+        return scope_of(self._state.journal.session, self._engines.config.memory, author)
 
     def memory_access(self) -> SessionMemoryAccess:
-        """Return access to the memories for the session's user, outside of any run."""
-        return self._access(self._engines.current)
+        """Return access to the memories for the member who asks, or for the session's user, outside of any run."""
+        return self._access(self._engines.current, acting_member())
 
     def _access(
-        self, resources: RunResources, *, turn_index: int | None = None, is_reading: bool = False
+        self,
+        resources: RunResources,
+        author: str | None,
+        *,
+        turn_index: int | None = None,
+        is_reading: bool = False,
+        is_overheard: bool = False,
     ) -> SessionMemoryAccess:
         return SessionMemoryAccess(
-            self._scope,
+            self._scope(author),
             resources.memories,
             resources.working,
             turn_index=turn_index,
             is_reading=is_reading,
-            all_memories=SessionMemories(resources.all_memories, resources.notes, self._ingestion.unsaved_items),
+            is_overheard=is_overheard,
+            all_memories=SessionMemories(
+                resources.all_memories, resources.notes, partial(self._ingestion.unsaved_items, author)
+            ),
             billed=self._bill.of,
         )
 
@@ -105,7 +117,15 @@ class MemoryRetrieval:
         if run.record.memory == "off" or not (memories or working):
             return
         is_reading = run.record.memory == "read"
-        run.memory = self._access(run.run_resources, turn_index=run.turn.index, is_reading=is_reading)
+        author = run.record.author
+        is_overheard = author is not None or await self._is_shared()
+        run.memory = self._access(
+            run.run_resources,
+            author,
+            turn_index=run.turn.index,
+            is_reading=is_reading,
+            is_overheard=is_overheard,
+        )
         if run.has_searched_memories:
             return
         run.has_searched_memories = True
@@ -135,6 +155,14 @@ class MemoryRetrieval:
         sent = dict(zip(results, map(len, sections.items), strict=True))
         self._publish_recalled(run, sent, dict(zip(results, map(dict, sections.left_out), strict=True)))
 
+    async def _is_shared(self) -> bool:
+        """Return whether others see what tools read: the members of the session, or of the one that has called it."""
+        session, store = self._state.journal.session, self._state.journal.store
+        try:
+            return bool((await root_of(session, store)).members)
+        except TurnwiseError:
+            return True  # nobody knows who sees it
+
     def leave_out(self, run: ActiveRun) -> None:
         """Send the run's next requests without the retrieved text, and publish an event that says so."""
         run.recalled = None
@@ -163,14 +191,15 @@ class MemoryRetrieval:
             await self.recall(run)
 
     async def _read_notes(self, run: ActiveRun, working: WorkingMemory) -> str:
+        scope, config = self._scope(run.record.author), run.run_resources.config.memory
         try:
-            return await asyncio.wait_for(working.section(self._scope), run.run_resources.config.memory.timeout_s)
+            return await asyncio.wait_for(working.section(scope), config.timeout_s)
         except Exception as error:  # noqa: BLE001 - the run continues without the notes, and an event says so
             self._state.publish_live(run, MemoryFailed, {"memory": "working memory", "why": reason(error)})
             return ""
 
     async def search_early(
-        self, resources: RunResources, use: MemoryUse, prompt: Sequence[Block]
+        self, resources: RunResources, use: MemoryUse, prompt: Sequence[Block], author: str | None
     ) -> asyncio.Task[Any] | None:
         """Send a prompt to the memories, which search while it is being stored; return None if the run recalls nothing.
 
@@ -178,7 +207,7 @@ class MemoryRetrieval:
         """
         if not (resources.memories and resources.config.memory.recall) or use == "off":
             return None
-        search = self._tasks.spawn_logged(self._search_all(resources, prompt), "searching its memories")
+        search = self._tasks.spawn_logged(self._search_all(resources, prompt, author), "searching its memories")
         await asyncio.sleep(0)
         return search
 
@@ -189,13 +218,20 @@ class MemoryRetrieval:
             return ()
         return cache.read(subtract(head.prompt, head.removed) if head.removed else head.prompt)
 
-    async def _search_all(self, run_resources: RunResources, prompt: Sequence[Block]) -> tuple[list[_Answer], int, str]:
-        """Return each memory's results, `_forget_count` at the start of the search, and the query."""
-        query, slots = query_of(prompt, self._previous_prompt()), run_resources.memories
+    async def _search_all(
+        self, run_resources: RunResources, prompt: Sequence[Block], author: str | None
+    ) -> tuple[list[_Answer], int, str]:
+        """Return each memory's results, `_forget_count` at the start of the search, and the query.
+
+        A run's memories are those of its author, and are asked for the author's words only.
+        """
+        owner = self._state.journal.session.user_id
+        own, before = [words_of(author, owner, blocks) for blocks in (prompt, self._previous_prompt())]
+        query, slots = query_of(own, before), run_resources.memories
         forget_count = self._forget_count
         if not query:  # for example, the prompt is an image; only the user's profile can be retrieved
             slots = [slot for slot in slots if _has_profile(slot, run_resources.config.memory)]
-        searches = [self._search_one(slot, query, run_resources.config.memory) for slot in slots]
+        searches = [self._search_one(slot, query, run_resources.config.memory, author) for slot in slots]
         results = [await searches[0]] if len(searches) == 1 else await asyncio.gather(*searches)
         return list(zip(slots, results, strict=True)), forget_count, query
 
@@ -205,7 +241,10 @@ class MemoryRetrieval:
         if not config.recall:
             return {}, self._forget_count
         results, forget_count, run.query = await (
-            run.search or self._search_all(run.run_resources, self._state.journal.blocks.cache.read(run.turn.prompt))
+            run.search
+            or self._search_all(
+                run.run_resources, self._state.journal.blocks.cache.read(run.turn.prompt), run.record.author
+            )
         )
         counter, answers = _counter(run.run_resources), list[tuple[MemorySlot, Sequence[MemoryItem]]]()
         profiles: dict[str, Sequence[MemoryItem]] = {}
@@ -232,13 +271,15 @@ class MemoryRetrieval:
     def _is_of_hidden_turn(self, item: MemoryItem) -> bool:
         """Return whether an item is of a turn of this session in place of which another version is shown."""
         source, session = item.source, self._state.journal.session
-        index = source.turn_index if source.session_id == session.session_id else None
+        names = (session.session_id, shared_id(session.log))
+        index = source.turn_index if source.session_id in names else None
         return index is not None and not is_shown(session.branches, index)
 
     async def _search_one(
-        self, slot: MemorySlot, query: str, config: MemoryConfig
+        self, slot: MemorySlot, query: str, config: MemoryConfig, author: str | None
     ) -> Sequence[MemoryItem] | Reminder | Exception:
         """Search one memory, and get the profile in the same call; return its error if it fails."""
+        scope = self._scope(author)
         options: dict[str, Any] = {"limit": config.max_results}
         options["types"] = None if is_read_only(slot.memory) else config.types
         if slot.limits_categories:
@@ -248,13 +289,23 @@ class MemoryRetrieval:
             with part("recall", lambda: asked) as search, self._bill.of("recall"):
                 result: Sequence[MemoryItem] | Reminder
                 if isinstance(slot.memory, Reminding):
-                    result = await slot.memory.remind(self._scope, query, **options)
+                    result = await slot.memory.remind(scope, query, **options)
                 else:
-                    result = await slot.memory.recall(self._scope, query, **options)
+                    result = await slot.memory.recall(scope, query, **options)
                 search.note(found=result.items if isinstance(result, Reminder) else result)
                 return result
         except Exception as error:  # noqa: BLE001 - the run continues without this memory, and an event says so
             return error
+
+
+def words_of(author: str | None, owner: str, blocks: Sequence[Block]) -> Sequence[Block]:
+    """Return the blocks of a prompt that its author has said; None for the session's user, the owner.
+
+    What is attached to a prompt of several people is left out, as it names nobody.
+    """
+    if speakers_of(blocks, owner) in ([author], []):
+        return blocks
+    return [block for block in blocks if isinstance(block, User) and speakers_of([block], owner) == [author]]
 
 
 def _memory_limit(run: ActiveRun) -> int:

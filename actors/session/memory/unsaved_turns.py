@@ -92,28 +92,28 @@ class SavingProgress:
         """Set whether the store has turns above the mark that are not known here."""
         self._is_behind = is_behind
 
-    def add_ended(self, turn: TurnRecord, use: MemoryUse, first_seq: int = 0) -> None:
+    def add_ended(self, turn: TurnRecord, use: MemoryUse, first_seq: int = 0, author: str | None = None) -> None:
         """Add a turn that has ended and is stored; a turn that is not to be saved only moves the mark."""
         if turn.index <= self._saved:
             return
         if self.writable:
-            self.add(turn, use, first_seq)
+            self.add(turn, use, first_seq, author)
         else:
             self._is_behind = True  # so that the mark stays below the turns that are still to be saved
 
-    def add(self, turn: TurnRecord, use: MemoryUse, first_seq: int = 0) -> None:
+    def add(self, turn: TurnRecord, use: MemoryUse, first_seq: int = 0, author: str | None = None) -> None:
         """Add a turn above the mark; it is private if its run or the settings say that it is not saved.
 
         Args:
             use: how the turn's run uses memories.
             first_seq: the number of its first event.
+            author: the member who has started its run.
         """
         saved_turns = self._engines.config.memory.save
         skip = use != "on" or turn.forgotten or (saved_turns == "completed" and turn.status != "completed")
         spans = join(turn.prompt, turn.output)
-        self._unsaved[turn.index] = TurnBlocks(
-            turn.index, spans, turn.created_at, skip, turn.run_id, first_seq, turn.turn_id
-        )
+        own = (turn.created_at, skip, turn.run_id, first_seq)
+        self._unsaved[turn.index] = TurnBlocks(turn.index, spans, *own, author=author, turn_id=turn.turn_id)
 
     def make_private(self, index: int) -> bool:
         """Do not save this turn in any more memories; return whether any memory still lacked it."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Required, TypedDict, Unpack, cast
 from turnwise.actors.inference.engine import NewEvent, Selective, check_answers, check_taken, engine_of_run
 from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines
 from turnwise.actors.inference.observing import NO_OPERATION, within
+from turnwise.actors.session.acting import acting_member, check_acting, check_own
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.engines.run_resources import RunResources
 from turnwise.actors.session.engines.session_engines import SessionEngines
@@ -45,12 +46,12 @@ from turnwise.errors import (
     TurnIdTakenError,
     shown,
 )
-from turnwise.memory.conversation.blocks import Block, Document, Image, Text, ToolResult, ToolUse
+from turnwise.memory.conversation.blocks import Block, Document, Image, Text, ToolResult, ToolUse, User, encode
 from turnwise.memory.conversation.events import PromptAppended, RunQueued, SessionEnded
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.model_params import merged
 from turnwise.memory.conversation.prompts import Prompt, accept, check_calls
-from turnwise.memory.conversation.runs import REPLACED, Idempotency, IfBusy, RunRecord
+from turnwise.memory.conversation.runs import REPLACED, IfBusy, RunOrigin, RunRecord
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import Spans, join, size
 from turnwise.memory.conversation.turns import TurnRecord
@@ -113,6 +114,7 @@ class StartOptions(TypedDict, total=False):
     overflow: Mapping[str, Any] | None
     says: str | None
     trace: Mapping[str, str] | None
+    author: str | None
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,10 @@ class _StartRequest:
         """The delivery of which the run is an occurrence; None for a run that a caller starts."""
         self.has_parent = False
         """Whether it is known that its parent exists."""
-        self.idempotency = Idempotency(self.key, self._fingerprint()) if self.key else None
+        self.author = acting_member() or options.get("author")
+        """The member who asks; None for the session's user."""
+        fingerprint = self._fingerprint() if self.key else ""
+        self.origin = RunOrigin(key=self.key, fingerprint=fingerprint, author=self.author)
 
     def delivery_changes(self, now: float) -> list[DeliveryChange]:
         """Return what becomes of the delivery with the commit that stores the run."""
@@ -219,6 +224,7 @@ class RunAdmission:
 
         async def change() -> int:
             self._check_not_ended()
+            signed, texts = await self._sign(blocks, encoded, acting_member())
             span, session = self._journal.extend(len(blocks))
             turn = self._state.run_queue.next_turn(session.next_index, self._journal.clock())
             try:
@@ -232,9 +238,9 @@ class RunAdmission:
                     raise
                 return index
             turn = replace(turn, prompt=join(turn.prompt, (span,)), appended=join(turn.appended, (span,)))
-            added = {"span": (span.start, span.stop), "blocks": tuple(blocks)}
+            added = {"span": (span.start, span.stop), "blocks": tuple(signed)}
             events: list[NewEvent] = [(PromptAppended, {"turn_index": turn.index, "key": key, **added})]
-            await self._transactor.commit(session, events, blocks=blocks, encoded=encoded, turns=[turn])
+            await self._transactor.commit(session, events, blocks=signed, encoded=texts, turns=[turn])
             self._state.run_queue.apply([turn])
             return turn.index
 
@@ -285,6 +291,7 @@ class RunAdmission:
             tools: the tools of this run alone; see `RunContext.tools`.
             overflow: the overflow strategy of this run alone; see `strategies/of_run`.
             says: the run's answer; no model is asked. See `say`.
+            author: of a run that a delivery begins, the member for whom it was added. Of others it is the caller.
             trace: the W3C trace context of the caller.
 
         Raises:
@@ -368,7 +375,8 @@ class RunAdmission:
         failed before, and changes nothing.
 
         Returns None if there is nothing to carry out: the delivery was changed or cancelled since, the occurrence was
-        missed and is to be left out, or the session has ended. The last two move or remove the delivery.
+        missed and is to be left out, the session has ended, or the member for whom it was added may start no runs any
+        more. All but the first move or remove the delivery.
 
         While it awaits the following, other work may run, and the process may crash:
 
@@ -442,7 +450,7 @@ class RunAdmission:
     async def _carry_out(self, request: _StartRequest, delivery: Delivery) -> Started | None:
         """Store the run of a delivery, or leave the occurrence out. Call it within a change."""
         now, session = self._journal.clock(), self._journal.session
-        if session.status == "ended":
+        if session.status == "ended" or session.role_of(request.author) in (None, "reader"):
             await self._transactor.commit(session, deliveries=[DeliveryChange(delivery, None)])
         elif delivery.is_missed(now):
             await self._transactor.commit(session, deliveries=request.delivery_changes(now))
@@ -496,12 +504,15 @@ class RunAdmission:
 
         Returns the existing run if the same run was requested before.
         """
+        await self._check_policy(request)
         if started := await self._find_run(request):
             self._preempt(started.run_id, request.if_busy)
             return started
         try:
             if request.rerun:
                 await self._replace(request, request.rerun)
+            if not (request.rerun and request.rerun.keeps_prompt):  # whose prompts are signed already
+                request.blocks, request.encoded = await self._sign(request.blocks, request.encoded, request.author)
             record = self._checked_record(request)
             merging = self._mergeable_runs(request, record)
             self._check_room(request, merging)
@@ -533,7 +544,14 @@ class RunAdmission:
                 record = await self._quotas.admitted(record, error)
 
     async def _replace(self, request: _StartRequest, rerun: _Rerun) -> None:
-        """Find what the run stores in place of a turn; if it keeps the turn's prompts, take them. See `Versions`."""
+        """Find what the run stores in place of a turn; if it keeps the turn's prompts, take them. See `Versions`.
+
+        A member may replace the newest turn only, and only the own one.
+        """
+        if acting_member():
+            head = self._state.head
+            is_newest = head is not None and rerun.at in (None, head.index)
+            await self._check_own(await self._reads.run(head.run_id) if head and is_newest and head.run_id else None)
         request.replacement = replacement = await self._versions.replacement(rerun.at)
         if rerun.keeps_prompt:
             max_bytes = self._engines.config.max_prompt_bytes
@@ -578,7 +596,9 @@ class RunAdmission:
         prompts, search = (*self._journal.blocks.cache.read(turn.prompt), *blocks), None
         if begins and record.says is None and not replacement:  # its query depends on the turn that it continues
             with within(operation):
-                search = await self._retrieval.search_early(request.run_resources, record.memory, prompts)
+                search = await self._retrieval.search_early(
+                    request.run_resources, record.memory, prompts, record.author
+                )
         turn = replace(
             turn, run_id=record.run_id, turn_id=request.turn_id, status="queued", prompt=join(turn.prompt, (span,))
         )
@@ -709,9 +729,11 @@ class RunAdmission:
             if run_id is None:
                 raise NoActiveRunError(self._state.session_id)
             record = await self._reads.run(run_id)
+            await self._check_own(record)
             if record.run_id != run_id:
                 return await self.cancel(reason, record.run_id, timeout_s)
             return record.state == "cancelled"
+        await self._check_own(run.record)
 
         async def change() -> None:
             if run in self._state.run_queue.queue:
@@ -792,6 +814,44 @@ class RunAdmission:
         return self._engines.config.on_cancel == "discard"
 
     # Checks
+
+    async def _check_own(self, run: RunRecord | None) -> None:
+        """Raise NotAllowedError if a member asks for what only owners may do, and the run is not the member's own."""
+        await check_own(self._journal.session, self._journal.store, run)
+
+    async def _check_policy(self, request: _StartRequest) -> None:
+        """Raise NotAllowedError if a member's run would end runs of others."""
+        active, queue = self._state.active, self._state.run_queue.queue
+        ended = [*([active] if active and request.if_busy in _ENDS_ACTIVE else [])]
+        ended += queue if request.if_busy in _CLEARS_QUEUE else []
+        for run in ended:
+            await self._check_own(run.record)
+
+    async def _sign(
+        self, blocks: Sequence[Block], encoded: Sequence[str], author: str | None
+    ) -> tuple[list[Block], list[str]]:
+        """Return the prompts with their author, and as stored text. Call it within a change.
+
+        The prompts of the session's user name their author only if the session is shared.
+
+        Raises:
+            NotAllowedError: a member, who is no owner, adds what is no prompt, such as instructions or answers.
+            InvalidPromptError: a prompt names another author than its caller.
+        """
+        session = self._journal.session
+        if not all(isinstance(block, User | Image | Document) for block in blocks):
+            await check_acting(session, self._journal.store, "owner")
+        name = author or (session.user_id if session.members else None)
+        named = {block.author for block in blocks if isinstance(block, User)} - {None, author or session.user_id}
+        if named:
+            reason = (
+                f"it names the author {shown(min(map(str, named)))}: leave it out, and open the session with as_user"
+            )
+            raise InvalidPromptError(self._state.session_id, reason)
+        if name is None and not any(isinstance(block, User) and block.author for block in blocks):
+            return list(blocks), list(encoded)
+        signed = [block.model_copy(update={"author": name}) if isinstance(block, User) else block for block in blocks]
+        return signed, [encode(block) for block in signed]
 
     async def _check_parent(self, record: RunRecord) -> None:
         """Raise RunNotFoundError if the run's parent is no run of a session of this user."""
@@ -910,7 +970,7 @@ class RunAdmission:
             created_at=now,
             started_at=now + silence_s if silence_s else None,
             run_id=request.run_id,
-            idempotency=request.idempotency,
+            origin=request.origin,
             timeout_s=options.get("timeout_s"),
             parent=options.get("parent"),
             engine=session.engine,
@@ -932,7 +992,7 @@ class RunAdmission:
         record = self._known_record(request.run_id)
         if record is None and request.key:
             record = await self._journal.store.run_of_key(self._state.key, request.key)
-            if record and record.idempotency != request.idempotency:
+            if record and record.origin != request.origin:
                 raise IdempotencyConflictError(self._state.session_id, request.key, record.run_id)
         if record is None and stored:
             try:
@@ -974,7 +1034,7 @@ _OWN_OPTIONS = (
 )
 """The options that keep a run from joining another one, since it would lose them."""
 
-_COMPARED = ("engine", *_OWN_OPTIONS[1:], "joins")
+_COMPARED = ("author", "engine", *_OWN_OPTIONS[1:], "joins")
 
 
 def _check_instructions(instructions: str | None, config: SessionConfig) -> None:

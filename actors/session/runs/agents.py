@@ -14,7 +14,7 @@ from turnwise.errors import SessionExistsError
 from turnwise.memory.conversation.blocks import Block, ToolUse
 from turnwise.memory.conversation.calls.tool_calls import CallState
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import AgentBounds, SessionRecord
 from turnwise.memory.conversation.usage import Usage, plain
 from turnwise.memory.deliveries.agent_calls import agent_id, begin_agent
 from turnwise.memory.deliveries.records import DeliveryChange
@@ -78,8 +78,7 @@ class AgentCalls:
                 engine=state.agent.get("engine"),
                 memory=state.agent.get("memory", "on"),
                 called_by=session.session_id,
-                depth=session.depth + 1,
-                budget=freeze(budget),
+                bounds=AgentBounds(depth=session.depth + 1, budget=freeze(budget)),
                 created_at=now,
                 updated_at=now,
             )

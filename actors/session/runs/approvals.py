@@ -9,6 +9,7 @@ from typing import Any
 
 from turnwise.actors.inference.attempt import reason
 from turnwise.actors.inference.engine import CallChecker, EngineBuilder, NewEvent, Selective
+from turnwise.actors.session.acting import check_own
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.runs.agents import AgentCalls
 from turnwise.actors.session.runs.prompt_joining import Joining, PromptJoining
@@ -93,6 +94,7 @@ class Approvals:
 
         Raises:
             DeliveryChangedError: one of the deliveries has changed; nothing was stored.
+            NotAllowedError: a member, who is no owner, decides for a run of somebody else; nothing was stored.
             RunNotFoundError: the session has no such run.
             CallNotFoundError: no such call of the run waits, or has waited, for a decision.
             CallDecidedError: the call was decided differently, or the run has ended.
@@ -109,6 +111,7 @@ class Approvals:
         async def change() -> bool:
             run = self._state.open_run(run_id)
             record = run.record if run else await self._journal.records.find_run(run_id)
+            await check_own(self._journal.session, self._journal.store, record)
             calls = decode_calls(record.calls)
             state = calls.get(call_id)
             if state is None or state.wants is None:

@@ -190,7 +190,7 @@ class Inbox:
             return False
         questions = run.questions if run else {}
         if state.agent.get("background"):
-            await self._tell(agent, state, end)
+            await self._tell(agent, state, end, await self._author_of(run_id))
             if end.spent is not None:
                 await self._approvals.note_end(run_id, call_id, end.spent, questions)
             return False
@@ -202,7 +202,12 @@ class Inbox:
             )
         return False
 
-    async def _tell(self, agent: str, state: CallState, end: _AgentEnd) -> None:
+    async def _author_of(self, run_id: str) -> str | None:
+        """Return the member who has started a run that has called an agent."""
+        own = self._state.open_run(run_id)
+        return (own.record if own else await self._store.run(run_id, self._state.key.user_id)).author
+
+    async def _tell(self, agent: str, state: CallState, end: _AgentEnd, author: str | None) -> None:
         """Have the active run, or a new one, take the end of an agent in the background as a message; once.
 
         The message names the agent by the id that the model was told when it was started.
@@ -210,6 +215,7 @@ class Inbox:
         verb = "has given no answer" if end.is_error else "has answered"
         prompt = f"The agent {state.agent.get('first', agent)} ({state.name}) {verb}:\n\n{end.text}"
         options: StartOptions = {"run_id": f"{agent}-end", "if_busy": "inject", "labels": {FROM_SESSION: agent}}
+        options["author"] = author
         await self._admission.start([prompt], **options)
 
     async def _end_of(self, run_id: str) -> _AgentEnd:

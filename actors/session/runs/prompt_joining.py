@@ -106,7 +106,7 @@ class PromptJoining:
             record, queued = run.record, queued_run.record
             # A picture that the provider refuses can be left out of a prompt only, not of the middle of a run.
             is_text = all(isinstance(block, User) for block in cache.read(queued_run.turn.prompt))
-            asks_alike = (queued.memory, queued.engine) == (record.memory, record.engine)
+            asks_alike = all(getattr(queued, name) == getattr(record, name) for name in ("author", "memory", "engine"))
             if queued_run.turn.appended or not (queued.joins and is_text and asks_alike):
                 break
             prompts = join(prompts, queued_run.turn.prompt)

@@ -414,7 +414,7 @@ class RunDriver:
         self._state.add_ended(run, end, turn)
         self._transactor.add_unbilled(run.last_billed(end))
         if turn:
-            self._progress.add_ended(turn, end.memory, end.first_seq)
+            self._progress.add_ended(turn, end.memory, end.first_seq, end.author)
         run.wake_waiters()
         run.close_operation()
         self._engines.close_unused()
@@ -426,10 +426,9 @@ class RunDriver:
 
     # Callbacks of an attempt: see RunCallbacks
 
-    @property
-    def files(self) -> OwnedFiles | None:
+    def files_of(self, run: ActiveRun) -> OwnedFiles | None:
         """See `RunContext.files`."""
-        return self._files.of_tools
+        return self._files.of_tools(run.record.author)
 
     def publish_live(
         self, run: ActiveRun, kind: type[Event], values: Mapping[str, Any], *, quietly: bool = False

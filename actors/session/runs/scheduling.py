@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
+from turnwise.actors.session.acting import acting_member
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.runs.admission import RunAdmission, StartOptions
 from turnwise.actors.session.state.alarm import Alarm
@@ -14,6 +15,7 @@ from turnwise.errors import (
     DeliveryChangedError,
     DeliveryNotFoundError,
     DuplicateKeyError,
+    NotAllowedError,
     RunNotFoundError,
     SessionEndedError,
 )
@@ -74,6 +76,7 @@ class Scheduling:
         missed: Missed = "run_once",
         if_busy: IfBusy = "enqueue",
         options: Mapping[str, Any] | None = None,
+        author: str | None = None,
     ) -> Delivery:
         """Add a delivery that begins a run with these prompts; return it. Under a key that it has, return that one.
 
@@ -82,12 +85,13 @@ class Scheduling:
         Args:
             delivery_id: a new id; it is also the key, if none is given.
             options: options of the run: see `RunAdmission.start` and `RUN_OPTIONS`.
+            author: the member for whom it begins runs, if it is not the one who asks.
 
         Raises:
             InvalidInputError: the prompts or options could begin no run, or there is no such time; nothing was stored.
             SessionEndedError: the session takes no runs any more; nothing was stored.
         """
-        payload = await self._payload(prompts, if_busy, options or {})
+        payload = await self._payload(prompts, if_busy, options or {}, acting_member() or author)
         await self._alarm.expect()
         await self._journal.set_clock()
 
@@ -125,10 +129,14 @@ class Scheduling:
             delivery_id: a new id; it is also the key, and the id of the run that the message begins or joins.
 
         Raises:
+            NotAllowedError: a member asks for it, to whom the other session is not open; nothing was stored.
             SessionNotFoundError: there is no such session; nothing was stored.
             SessionEndedError: this session or the other one has ended; nothing was stored.
             InvalidInputError, EmptyTurnError, InvalidPromptError: the text could begin no run; nothing was stored.
         """
+        if member := acting_member():
+            role = str(self._journal.session.role_of(member))
+            raise NotAllowedError(self._state.session_id, member, role, "its user", "send to other sessions")
         other = await self._journal.store.get(SessionKey(to_session, self._state.key.user_id))
         if other.status == "ended":
             raise SessionEndedError(to_session)
@@ -196,7 +204,8 @@ class Scheduling:
             before = await self._find(key)
             after = before
             if prompts is not None:
-                after = replace(after, payload=await self._payload(prompts, if_busy or before.if_busy, options or {}))
+                settings = (if_busy or before.if_busy, options or {}, before.payload.get("author"))
+                after = replace(after, payload=await self._payload(prompts, *settings))
             if when:
                 first = when.first(self._journal.clock())
                 after = replace(after, occurs_at=first, schedule=when.schedule)
@@ -268,8 +277,11 @@ class Scheduling:
     async def _commit(self, before: Delivery | None, after: Delivery | None) -> None:
         await self._transactor.commit(self._journal.session, deliveries=[DeliveryChange(before, after)])
 
-    async def _payload(self, prompts: Sequence[Prompt], if_busy: IfBusy, options: Mapping[str, Any]) -> FrozenDict:
+    async def _payload(
+        self, prompts: Sequence[Prompt], if_busy: IfBusy, options: Mapping[str, Any], author: str | None = None
+    ) -> FrozenDict:
         """Return the payload of a run that could begin now, if the session were free."""
+        options = {**options, "author": author}
         start_options = {**options, "run_id": "", "if_busy": if_busy}
         await self._admission.check_start(prompts, **cast(StartOptions, start_options))
         blocks = [User(text=prompt) if isinstance(prompt, str) else prompt for prompt in prompts]

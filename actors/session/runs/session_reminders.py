@@ -17,7 +17,7 @@ PAGE = 100
 
 
 class SessionReminders:
-    """The `ScheduleAccess` of a session."""
+    """The `ScheduleAccess` of a session. In the run of a member, it has the member's reminders only."""
 
     def __init__(self, state: SessionState, scheduling: Scheduling) -> None:
         self._state = state
@@ -31,7 +31,9 @@ class SessionReminders:
     async def reminders(self) -> list[Delivery]:
         """See `ScheduleAccess.reminders`."""
         own = deliveries_of(self._journal.store, self._state.key)
-        return [delivery async for delivery in own if delivery.key.startswith(REMINDER)]
+        author = self._author
+        reminders = [delivery async for delivery in own if delivery.key.startswith(REMINDER)]
+        return [reminder for reminder in reminders if author in (None, reminder.payload.get("author"))]
 
     async def count(self, most: int) -> int:
         """See `ScheduleAccess.count`."""
@@ -46,14 +48,25 @@ class SessionReminders:
 
     async def add(self, key: str, prompts: Sequence[str], when: When) -> Delivery:
         """See `ScheduleAccess.add`."""
-        return await self._scheduling.add(prompts, when, delivery_id=key)
+        return await self._scheduling.add(prompts, when, delivery_id=key, author=self._author)
 
     async def change(self, key: str, *, prompts: Sequence[str] | None, when: When | None) -> Delivery:
         """See `ScheduleAccess.change`."""
-        if not key.startswith(REMINDER):
+        if not await self._is_own(key):
             raise DeliveryNotFoundError(self._state.session_id, key)
         return await self._scheduling.change(key, prompts=prompts, when=when)
 
     async def cancel(self, key: str) -> bool:
         """See `ScheduleAccess.cancel`."""
-        return key.startswith(REMINDER) and await self._scheduling.cancel(key)
+        return await self._is_own(key) and await self._scheduling.cancel(key)
+
+    @property
+    def _author(self) -> str | None:
+        """The member whose run is active, of which a tool asks."""
+        return self._state.active.record.author if self._state.active else None
+
+    async def _is_own(self, key: str) -> bool:
+        """Return whether the active run may change what has this key."""
+        if not key.startswith(REMINDER) or self._author is None:
+            return key.startswith(REMINDER)
+        return any(reminder.key == key for reminder in await self.reminders())

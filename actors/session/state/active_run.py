@@ -42,7 +42,7 @@ class ActiveRun:
         *,
         before: ActiveRun | None = None,
     ) -> None:
-        self.session = session
+        self.session = replace(session, author=record.author) if record.author is not None else session
         self.run_resources = run_resources
         """The engine, settings and memories that the run uses until its end."""
         self.turn = turn

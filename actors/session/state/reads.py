@@ -211,8 +211,13 @@ class SessionReads:
             raise DeliveryNotFoundError(self.key.session_id, key)
         return delivery
 
+    async def row(self) -> SessionRecord:
+        """Return the session's row as of its last commit, without its turns and runs."""
+        await self._source.look()
+        return self._journal.session
+
     async def session(self) -> SessionRecord:
-        """Return the session's row as of its last commit."""
+        """Return the session's row as of its last commit, with its open runs loaded."""
         await self._load()
         return self._journal.session
 

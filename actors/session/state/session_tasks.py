@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from turnwise.actors.session.acting import context_for_nobody
 from turnwise.memory.background import watch
 from turnwise.memory.conversation.sessions import SessionKey
 
@@ -23,9 +24,14 @@ class SessionTasks:
         """Return what a task does and for which session, for logs."""
         return f"session {self._key.full_name!r}: {description}"
 
-    def spawn(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Start a task whose result somebody waits for."""
-        task = asyncio.get_running_loop().create_task(work)
+    def spawn(self, work: Coroutine[Any, Any, Result], *, acts: bool = False) -> asyncio.Task[Result]:
+        """Start a task whose result somebody waits for.
+
+        Args:
+            acts: whether it does what the caller's member has asked for; otherwise it is done for nobody.
+        """
+        context = None if acts else context_for_nobody()
+        task = asyncio.get_running_loop().create_task(work, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

@@ -107,6 +107,7 @@ class SessionState:
             metadata=session.metadata,
             depth=session.depth,
             key=session.log,
+            members=session.members,
         )
 
     # Writes

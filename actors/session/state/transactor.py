@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from turnwise.actors.inference.engine import NewEvent
+from turnwise.actors.session.acting import check_acting
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.state.alarm import Alarm
 from turnwise.actors.session.state.outbox import NO_OUTBOX, Outbox
@@ -86,6 +87,7 @@ class Transactor:
     | awaited | what else may run | what a crash leaves |
     |---|---|---|
     | the lock | reads, streaming, the previous change | nothing of this change |
+    | the store, for the members of an agent's caller | reads, streaming | nothing of this change |
     | the store, for its quotas, once in a while | reads, streaming | nothing of this change |
     | a block or a run of an older turn, for its texts | reads, streaming | nothing of this change |
     | the outbox, before a commit | reads, streaming; live events wait | nothing of this change |
@@ -136,7 +138,8 @@ class Transactor:
         Args:
             change: decides, commits, and then changes the state in memory.
         """
-        return await shielded(self._tasks.spawn(self.run_here(change)), self._tasks.name("a change"))
+        task = self._tasks.spawn(self.run_here(change), acts=True)
+        return await shielded(task, self._tasks.name("a change"))
 
     async def run_here(self, change: Callable[[], Awaitable[Result]]) -> Result:
         """Run one change exclusively in the caller's task, which must not be cancelled."""
@@ -146,6 +149,7 @@ class Transactor:
             try:
                 if self._journal.stale:
                     await self._activate()
+                await check_acting(self._journal.session, self._journal.store)
                 return await change()
             finally:
                 if self._journal.lost:
@@ -213,6 +217,8 @@ class Transactor:
         forget_turns: int = -1,
         cleared_blocks: Sequence[tuple[int, str]] = (),
         deliveries: Sequence[DeliveryChange] = (),
+        joined: Sequence[str] = (),
+        left: Sequence[str] = (),
     ) -> None:
         """Number the events, store all arguments in one commit, and cache the blocks. Call it within a change.
 
@@ -226,6 +232,7 @@ class Transactor:
             doubt: if the commit's outcome is unknown, the next activation sets its `stored`.
             deliveries: those of this session that change, and those of others that this commit carries out, which are
                 removed. It is refused if one of them has changed.
+            joined, left: the users who become members, and those who are members no longer.
 
         Raises:
             DuplicateKeyError, DeliveryChangedError: nothing was stored.
@@ -275,6 +282,8 @@ class Transactor:
             counts=counts,
             texts=texts,
             dropped_texts=dropped_texts,
+            joined=joined,
+            left=left,
         )
         last = self._unanswered = _Unanswered(commit, doubt, self._unbilled, self._begins(commit))
         self._unbilled = Spent()

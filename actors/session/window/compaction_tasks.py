@@ -17,7 +17,9 @@ from turnwise.actors.inference.engine import (
     SessionView,
 )
 from turnwise.actors.inference.no_answer import NoAnswer
+from turnwise.actors.memory.config import shared_id
 from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.memory.group_saves import is_of_group, recipients, words_for
 from turnwise.errors import ConfigError, LongTermMemoryError, SummaryRefusedError, TurnwiseError
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import Block, Summary, System, User
@@ -26,7 +28,7 @@ from turnwise.memory.conversation.spans import Span, Spans, cut, join, overlap, 
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope
 from turnwise.memory.longterm.model_usage import Bill
-from turnwise.memory.longterm.turn_items import TurnBlocks
+from turnwise.memory.longterm.turn_items import TurnBlocks, turn_item
 from turnwise.memory.tokens.context_windows import window_of
 from turnwise.memory.tokens.counter import ByteCounter, TokenCounter, counter_for
 from turnwise.memory.tokens.index import TokenIndex
@@ -457,16 +459,39 @@ class Preparation:
         missing = [item for item in items if item.id not in saved]
         if not missing:
             return None
-        session, config = self._session, self._compactor.config
-        scope = Scope(user_id=session.user_id, session_id=session.session_id, agent=session.agent)
+        config = self._compactor.config
         name = str(getattr(memory, "name", type(memory).__name__))
+        words = {item.id: self._words_of(item) for item in missing}
+        has: dict[str | None, Collection[str]] = {}
         try:
-            has: Collection[str] = await within(
-                partial(memory.remember, scope, missing), config.compaction_timeout_s, config.cancel_grace_s
-            )
-            saved.update(has)
+            for person in dict.fromkeys(person for item_words in words.values() for person in item_words):
+                scope, own = self._scope_of(person), [own[person] for own in words.values() if person in own]
+                has[person] = await within(
+                    partial(memory.remember, scope, own), config.compaction_timeout_s, config.cancel_grace_s
+                )
+            for item_id, item_words in words.items():
+                if all(item.id in has[person] for person, item in item_words.items()):
+                    saved.add(item_id)
         except Exception as error:  # noqa: BLE001 - the error is reported, and unsaved blocks stay
             reason = error.why if isinstance(error, LongTermMemoryError) else str(error)
             return f"{name}: {reason or type(error).__name__}"
         unsaved = sum(item.id not in saved for item in missing)
         return f"{name}: {unsaved} of {len(missing)} items were not saved" if unsaved else None
+
+    def _words_of(self, item: MemoryItem) -> dict[str | None, MemoryItem]:
+        """Return what the memories of people get of an item, by the person; see `recipients`."""
+        session, saves = self._session, self._compactor.config.memory.group_saves
+        if not is_of_group(None, item.blocks):
+            return {None: item}
+        index, words = item.source.turn_index, dict[str | None, MemoryItem]()
+        for person in recipients(session, None, item.blocks, saves):
+            own = words_for(person, session.user_id, item.source.spans, item.blocks, whole=saves != "author")
+            turn = None if index is None else TurnBlocks(index, own[0], item.created_at)
+            if personal := turn_item(str(self._scope_of(person).session_id), turn, *own):
+                words[person] = personal
+        return words
+
+    def _scope_of(self, person: str | None) -> Scope:
+        session = self._session
+        session_id = session.session_id if person is None else shared_id(session.key)
+        return Scope(user_id=person or session.user_id, session_id=session_id, agent=session.agent)

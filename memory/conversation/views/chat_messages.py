@@ -42,6 +42,8 @@ class ChatMessage:
     """Its marks, by name; see `Session.mark`."""
     is_partial: bool = False
     """Whether it is still being answered: it will be longer, or not be there at all if the run is interrupted."""
+    author: str | None = None
+    """Who has said a prompt of a shared session; None for the session's user, and for answers."""
     versions: tuple[int, ...] = ()
     """The indexes of the versions of its turn, by age, its own included: see `Turn.versions`."""
 
@@ -109,6 +111,7 @@ def chat_messages_of(
             places=join(place for place, _ in part if place is not None),
             marks=marks_of(turn, number) if turn.marks else {},
             is_partial=any(place is None for place, _ in part),
+            author=next((block.author for _, block in part if isinstance(block, User)), None),
             versions=versions,
         )
         for number, (time, part) in enumerate(parts)

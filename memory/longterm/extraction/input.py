@@ -153,7 +153,10 @@ def _lines(item: MemoryItem) -> Iterator[_Line]:
         yield _Line("day", f"{_moment(item.created_at):%Y-%m-%d}", item, item.source)
     question = ""
     for index, block in enumerate(item.blocks):
-        if isinstance(block, User):
+        if isinstance(block, User) and block.author:  # of somebody else in a shared session: none of the user's words
+            yield _Line("assistant", f"{flat(block.author)} said: {flat(block.text)}", item, item.source)
+            question = ""
+        elif isinstance(block, User):
             source = replace(item.source, spans=_span_at(item.source.spans, index, len(item.blocks)))
             for part in own_words(block.text):
                 yield _Line("user", part, item, source, question)

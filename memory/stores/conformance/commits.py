@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from turnwise.errors import DuplicateKeyError, RunNotFoundError, SessionFencedError, SessionNotFoundError, StoreError
 from turnwise.memory.conversation.runs import RunState
-from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.conversation.sessions import AgentBounds, SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnStatus
 from turnwise.memory.stores.base import SessionStore
@@ -27,7 +27,6 @@ from turnwise.memory.stores.conformance.fixtures import (
     unchanged,
 )
 from turnwise.memory.stores.conformance.laws import Law, collector, equal, refuses
-from turnwise.memory.values.frozen_json import FrozenDict
 
 LAWS: list[Law] = []
 """All laws of this file, in order."""
@@ -131,7 +130,13 @@ async def check_a_commit_is_stored_whole(store: SessionStore) -> None:
 async def check_a_commit_does_not_change_fields_of_the_creation(store: SessionStore) -> None:
     """The agent, time of creation, parent and log of a session never change."""
     owner = await own(
-        store, user_id="u", agent="a", created_at=1.0, parent="p#1", called_by="c", depth=2, budget=NESTED
+        store,
+        user_id="u",
+        agent="a",
+        created_at=1.0,
+        parent="p#1",
+        called_by="c",
+        bounds=AgentBounds(depth=2, budget=NESTED),
     )
     changed = replace(
         owner.session,
@@ -139,8 +144,7 @@ async def check_a_commit_does_not_change_fields_of_the_creation(store: SessionSt
         created_at=2.0,
         parent=None,
         called_by=None,
-        depth=0,
-        budget=FrozenDict(),
+        bounds=AgentBounds(),
         updated_at=5.0,
     )
     await store.commit(SessionKey("s", "u"), 1, owner.prepare(session=changed))

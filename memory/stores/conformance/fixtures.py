@@ -11,7 +11,7 @@ from turnwise.errors import CorruptRecordError
 from turnwise.memory.conversation.branches import Branch
 from turnwise.memory.conversation.events import AnyEvent, PromptAppended
 from turnwise.memory.conversation.ledger import COLUMNS, LedgerQuery, LedgerRow
-from turnwise.memory.conversation.runs import Idempotency, RunRecord, RunState
+from turnwise.memory.conversation.runs import RunOrigin, RunRecord, RunState
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnRecord
@@ -57,7 +57,7 @@ def a_turn(index: int, **values: Any) -> TurnRecord:
 def a_run(run_id: str, index: int, state: RunState = "running", **values: Any) -> RunRecord:
     values = {"first_seq": 1, "created_at": 1.5, "session_id": "s", **values}
     if (key := values.pop("idempotency_key", None)) is not None:
-        values["idempotency"] = Idempotency(key, "f" * 64)
+        values["origin"] = RunOrigin(key, "f" * 64)
     return RunRecord(run_id=run_id, turn_index=index, state=state, **values)
 
 
@@ -187,6 +187,7 @@ def of_everything(owner: Owner, run_id: str = "r9", idempotency_key: str = "k9",
         "branches": (Branch(6, 3), Branch(9, 6)),
         "params": NESTED,
         "title": "t'%\"\0ü",
+        "members": freeze({"ü%'": "reader", "n": "owner"}),
     }
     return owner.prepare(
         *("c", "d"),
@@ -203,6 +204,7 @@ def of_everything(owner: Owner, run_id: str = "r9", idempotency_key: str = "k9",
             DeliveryChange(a_delivery("d2"), None),
         ],
         spent=[LedgerRow(day="2026-11-29", kind="run", model="m", tool="", runs=1, usage=Usage(calls=9))],
+        joined=["ü%'", "n"],
     )
 
 

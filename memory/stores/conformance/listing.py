@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from turnwise.errors import InvalidInputError
+from turnwise.errors import InvalidInputError, SessionFencedError
 from turnwise.memory.conversation.runs import RunState
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.usage import Usage
@@ -113,6 +113,58 @@ async def check_sessions_are_listed_newest_first(store: SessionStore) -> None:
     equal(listed, list("dcabg"), "the pages behind a cursor, when sessions came and went")
     for limit in (0, -1):
         await refuses(InvalidInputError, store.query(limit=limit), f"a limit of {limit}")
+
+
+async def _share(store: SessionStore, owner: Owner, members: Mapping[str, str]) -> None:
+    """Commit who shares a session."""
+    before = owner.session.members
+    joined, left = [*(members.keys() - before.keys())], [*(before.keys() - members.keys())]
+    await owner.commit(session=replace(owner.session, members=freeze(members)), joined=joined, left=left)
+    equal((await store.get(owner.session.key)).members, freeze(members), "the members of a session")
+
+
+@_law
+async def check_sessions_are_listed_by_member(store: SessionStore) -> None:
+    """From the commit that adds the member to the one that removes it, or the deletion; for each of any ids."""
+    owners = [await own(store, name, agent=agent) for name, agent in (("a", None), ("b", "x"), ("c", None))]
+    await store.create(a_session("d", user_id="u", members=freeze({"m": "owner"})))
+    for owner in owners[:2]:
+        await _share(store, owner, {"m": "reader", "n": "member"})
+    equal(await _listed(store, member="m"), ["d", "b", "a"], "the sessions of a member, newest first")
+    equal(await _listed(store, 1, member="m"), ["d", "b", "a"], "the same in pages of one")
+    equal(await _listed(store, member="m", agent="x"), ["b"], "those of an agent")
+    equal(await _listed(store, member="u"), [], "of the user of a session, who is no member")
+    equal(await _listed(store, user_id="m"), [], "the own sessions of a member")
+    equal(await store.count(member="m"), 3, "how many they are")
+    await _share(store, owners[1], {"n": "owner"})
+    await _share(store, owners[2], {"m": "member"})
+    equal(await _listed(store, member="m"), ["d", "c", "a"], "after one was left, and another one joined")
+    equal(await _listed(store, member="n"), ["b", "a"], "of the other member")
+    await owners[0].commit(session=replace(owners[0].session, status="ended"))
+    equal(await _listed(store, member="m", status="ended"), ["a"], "those that have ended")
+    equal(await _listed(store, member="m", status="active"), ["d", "c"], "those that have not")
+    await _share(store, owners[0], {"m": "reader"})
+    equal(await _listed(store, member="n", status="ended"), [], "of one who left an ended session")
+    await store.delete(SessionKey("c"))
+    await store.delete(SessionKey("d", "u"))
+    equal(await _listed(store, member="m"), ["a"], "after two were deleted")
+    await store.create(a_session("d", user_id="u"))
+    equal(await _listed(store, member="m"), ["a"], "after another one has the id of a deleted one")
+    await _share(store, owners[1], dict.fromkeys(IDS, "reader"))
+    for user_id in IDS:
+        equal(await _listed(store, member=user_id), ["b"], f"of member {user_id!r}")
+    wrong: list[dict[str, Any]] = [{"user_id": "u"}, {"called_by": NO_CALLER}]
+    for filters in wrong:
+        await refuses(InvalidInputError, store.query(member="m", **filters), f"a member with {filters}")
+
+
+@_law
+async def check_a_refused_commit_adds_no_member(store: SessionStore) -> None:
+    """Neither does one of a stale epoch."""
+    owner = await own(store)
+    commit = owner.prepare(session=replace(owner.session, members=freeze({"m": "reader"})), joined=["m"])
+    await refuses(SessionFencedError, store.commit(KEY, owner.session.epoch + 1, commit), "a stale epoch")
+    equal(await _listed(store, member="m"), [], "the sessions of the member")
 
 
 @_law

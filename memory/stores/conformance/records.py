@@ -10,7 +10,7 @@ from typing import Any, get_args
 from turnwise.errors import CorruptRecordError, DuplicateKeyError, SessionFencedError
 from turnwise.memory.conversation.blocks import Text, User, encode
 from turnwise.memory.conversation.events import KINDS, Event, StoresBlocks, UnknownEvent
-from turnwise.memory.conversation.runs import Idempotency, RunState
+from turnwise.memory.conversation.runs import RunOrigin, RunState
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnStatus
@@ -105,7 +105,7 @@ async def check_every_field_of_a_run_comes_back(store: SessionStore) -> None:
     owner = await own(store)
     times = {"created_at": 1763700000.123456, "started_at": 0.1 + 0.2, "ended_at": 9.0, "timeout_s": 0.25}
     spent = {"usage": USAGE, "stop_reason": TEXT, "code": "step_limit", "calls": NESTED, "resumes": 3}
-    texts = {"why": TEXT, "labels": freeze({TEXT: TEXT, "": ""}), "idempotency": Idempotency("k'\"\\%", "f" * 64)}
+    texts = {"why": TEXT, "labels": freeze({TEXT: TEXT, "": ""}), "origin": RunOrigin("k'\"\\%", "f" * 64, "ü%'")}
     texts |= {"parent": "p'\"\\%", "engine": "e'\"\\%", "successor": "s'\"\\%\\ü"}
     request: dict[str, Any] = {"model": "m'%\"\\ü", "params": NESTED, "output": NESTED}
     request |= {"instructions": TEXT, "tools": NESTED, "overflow": NESTED}
@@ -166,6 +166,7 @@ async def check_every_event_comes_back(store: SessionStore) -> None:
         "prompt_joined": {"joined": "r'%\"\\ü"},
         "blocks_removed": {"removed": (("", 2**40, 2**41), ("7", 0, 1))},
         "message_marked": {"number": 2**31, "name": TEXT, "value": NESTED[TEXT][0], "by": TEXT},
+        "member_changed": {"member": TEXT, "role": "reader", "by": TEXT},
         "custom": {"name": TEXT, "data": NESTED, "step": "s"},
         "planner_note": {"text": TEXT, "step": "s"},
         "step_started": {"step": "s", "name": TEXT, "parent": "p"},

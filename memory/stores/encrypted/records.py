@@ -116,13 +116,11 @@ async def open_turn(texts: Unsealing, session: SessionKey, turn: TurnRecord) -> 
 
 def seal_run(key: UserKey, run: RunRecord) -> RunRecord:
     """Return the encrypted run. It has two encrypted parts, because commits change only one of them."""
-    idempotency = run.idempotency
-    fingerprint = idempotency.fingerprint if idempotency else None
-    request = [run.labels, fingerprint, run.params, run.output, run.instructions, run.tools, run.overflow]
+    request = [run.labels, run.origin.fingerprint, run.params, run.output, run.instructions, run.tools, run.overflow]
     return replace(
         run,
         labels=_seal(key, _labels_place(run), request),
-        idempotency=replace(idempotency, fingerprint="") if idempotency else None,
+        origin=replace(run.origin, fingerprint=""),
         params=FrozenDict(),
         output=None,
         instructions=None,
@@ -141,7 +139,7 @@ async def open_run(texts: Unsealing, run: RunRecord) -> RunRecord:
     return replace(
         run,
         labels=freeze(labels),
-        idempotency=replace(run.idempotency, fingerprint=fingerprint) if run.idempotency else None,
+        origin=replace(run.origin, fingerprint=fingerprint),
         params=freeze(params),
         output=freeze(output),
         instructions=instructions,

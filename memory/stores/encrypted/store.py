@@ -58,11 +58,11 @@ class EncryptedStore(Shared):
     their user, or of the user "default" if they are told of all users' sessions; names of files; and
     labels, types of answers, reasons, stop reasons, states of calls and fingerprints of runs.
 
-    These stay readable: ids of sessions, users, agents, turns and runs; parents; times and sizes; states, codes of
-    failures, names of models, engines and namespaces, counts and usage; positions of blocks; numbers and keys of
-    events; idempotency keys; keys, times, schedules and addressees of deliveries; trace contexts; which runs may join
-    others; which turns replace others; types and sizes of files, and who has which. So put nothing secret into an id or
-    a key.
+    These stay readable: ids of sessions, users, agents, turns and runs; members of sessions, and who has started which
+    run; parents; times and sizes; states, codes of failures, names of models, engines and namespaces, counts and usage;
+    positions of blocks; numbers and keys of events; idempotency keys; keys, times, schedules and addressees of
+    deliveries; trace contexts; which runs may join others; which turns replace others; types and sizes of files, and
+    who has which. So put nothing secret into an id or a key.
 
     Each text is bound to its user, kind and position, so reading a text that was moved or changed raises
     CorruptRecordError. Somebody who can write to the store can still remove rows, change readable fields, or restore an
@@ -191,11 +191,13 @@ class EncryptedStore(Shared):
         agent: str | None = None,
         status: SessionStatus | None = None,
         called_by: str | None = None,
+        member: str | None = None,
         order_by: SessionOrder = "created_at",
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[SessionRecord]:
         filters: dict[str, Any] = {"user_id": user_id, "agent": agent, "status": status, "called_by": called_by}
+        filters["member"] = member
         return await self._listed(await self._inner.query(**filters, order_by=order_by, cursor=cursor, limit=limit))
 
     async def count(
@@ -205,8 +207,10 @@ class EncryptedStore(Shared):
         agent: str | None = None,
         status: SessionStatus | None = None,
         called_by: str | None = None,
+        member: str | None = None,
     ) -> int:
-        return await self._inner.count(user_id=user_id, agent=agent, status=status, called_by=called_by)
+        filters: dict[str, Any] = {"user_id": user_id, "agent": agent, "status": status, "called_by": called_by}
+        return await self._inner.count(**filters, member=member)
 
     async def ledger(self, query: LedgerQuery) -> list[LedgerRow]:
         return await self._inner.ledger(query)

@@ -42,8 +42,9 @@ A session's number is made by `new_key` and has 19 digits. It is text everywhere
 Numbers of old stores were counted up and are shorter. A member is the number with at least 16 digits, zero-padded, so
 members sort by creation. The index of a turn and the number of an event have 19 digits and sort likewise. A place is a
 list of sessions: `all`, one per user, one per agent, and one per user and agent. Sessions that are called as agents are
-in places of their own, whose names begin with `called-`, and in those of their callers. A session has one status, so it
-is in one list per place, and a page of any status, with agents or without, is merged from several lists.
+in places of their own, whose names begin with `called-`, and in those of their callers. A shared session is also in
+places of each member, whose names begin with `member-`. A session has one status, so it is in one list per place, and a
+page of any status, with agents or without, is merged from several lists.
 
 The keys of files are in `file_scripts`.
 

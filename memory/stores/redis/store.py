@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeGuard, TypeVar, get_args
@@ -67,6 +67,7 @@ from turnwise.memory.stores.base import (
     call_range,
     check_change,
     check_limit,
+    check_member_filter,
     check_session_filter,
     check_session_names,
     check_webhook_change,
@@ -245,6 +246,7 @@ class RedisStore(RedisDatabase):
                     ]
                 ),
                 *_count_rows(commit.counts),
+                *(" ".join(_member_places(session, users)) for users in (commit.joined, commit.left)),
             ]
         _check_counted(commit.counts, await self._do("commit", args, key, epoch))
 
@@ -294,6 +296,7 @@ class RedisStore(RedisDatabase):
         agent: str | None = None,
         status: SessionStatus | None = None,
         called_by: str | None = None,
+        member: str | None = None,
         order_by: SessionOrder = "created_at",
         cursor: str | None = None,
         limit: int = 100,
@@ -301,7 +304,7 @@ class RedisStore(RedisDatabase):
         behind = ("", "") if cursor is None else _page_start(cursor)
         # One row more tells whether there is a next page.
         args: list[Argument] = [order_by.removesuffix("_at"), min(check_limit(limit), _MANY) + 1, *behind]
-        args += _lists(user_id, agent, status, called_by)
+        args += _lists(user_id, agent, status, called_by, member)
         shown, is_cut = await self._do("query", args, again=True)
         return self._sessions(shown, limit, is_cut=bool(is_cut))
 
@@ -312,8 +315,9 @@ class RedisStore(RedisDatabase):
         agent: str | None = None,
         status: SessionStatus | None = None,
         called_by: str | None = None,
+        member: str | None = None,
     ) -> int:
-        (count,) = await self._do("count", [*_lists(user_id, agent, status, called_by)], again=True)
+        (count,) = await self._do("count", [*_lists(user_id, agent, status, called_by, member)], again=True)
         return int(count)
 
     async def ledger(self, query: LedgerQuery) -> list[LedgerRow]:
@@ -720,20 +724,45 @@ def _file_places(session: SessionRecord) -> tuple[str, str, str]:
     return user, place_of(source)[1] if source else "", owner
 
 
+def _member(user_id: str) -> str:
+    """Return what the names of places begin with that have the sessions of which a user is a member."""
+    return f"member-{digest_of(user_id, '').hex()}-"
+
+
 def _places(session: SessionRecord) -> list[str]:
     """Return all places in which a session is listed."""
-    agents = (None,) if session.agent is None else (None, session.agent)
+    agents = _agents(session)
     places = [_place(user_id, agent) for user_id in (None, session.user_id) for agent in agents]
+    shared = _member_places(session, session.members)
     if session.called_by is None:
-        return places
+        return [*places, *shared]
     caller = _caller(session.user_id, session.called_by)
-    return [*(_CALLED + place for place in places), *(caller + _place(session.user_id, agent) for agent in agents)]
+    own = [caller + _place(session.user_id, agent) for agent in agents]
+    return [*(_CALLED + place for place in places), *own, *shared]
 
 
-def _lists(user_id: str | None, agent: str | None, status: SessionStatus | None, called_by: str | None) -> list[str]:
+def _member_places(session: SessionRecord, members: Iterable[str]) -> list[str]:
+    """Return the places in which a session is listed for these members."""
+    return [_member(user_id) + _place(None, agent) for user_id in members for agent in _agents(session)]
+
+
+def _agents(session: SessionRecord) -> Sequence[str | None]:
+    return (None,) if session.agent is None else (None, session.agent)
+
+
+def _lists(
+    user_id: str | None,
+    agent: str | None,
+    status: SessionStatus | None,
+    called_by: str | None,
+    member: str | None = None,
+) -> list[str]:
     """Return the lists that have, together, each session of a query once: see `SessionStore.query`."""
     check_session_filter(user_id, called_by or None)
-    if called_by is None:
+    check_member_filter(member, user_id, called_by)
+    if member is not None:
+        beginnings = [_member(member)]
+    elif called_by is None:
         beginnings = ["", _CALLED]
     else:
         beginnings = [_caller(user_id or "", called_by)] if called_by != NO_CALLER else [""]

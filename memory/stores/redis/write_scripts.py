@@ -71,6 +71,7 @@ local updated, deadline, upto = take(), take(), take()
 local turns_upto, cleared = tonumber(take()), rows(2)
 local blocks, dropped, turns, new, runs, events = rows(2), rows(1), rows(3), rows(5), rows(3), rows(3)
 local changes, received, spent, counts = rows(5), rows(4), rows(2), rows(5)
+local joined, left = take(), take()
 local home, log, keys = key(number), key(number, ':log'), key(number, ':keys')
 local open, turn_set, run_set = key(number, ':open'), key(number, ':turns'), key(number, ':runs')
 local loose, keyed = key(number, ':events'), key(number, ':keyed')
@@ -120,7 +121,7 @@ if turns_upto >= 0 then
     if type(about[3]) == 'number' and about[3] <= turns_upto then gone[#gone + 1] = event end
   end
 end
-local sets = lists(places, status, old_status)
+local sets = lists(places .. ' ' .. joined, status, old_status)
 for _, set in ipairs({open, turn_set, run_set, loose, keyed}) do sets[#sets + 1] = set end
 local hashes = {log, keys, run_ids, key(number, ':lent')}
 if #changes + #received > 0 then
@@ -143,6 +144,17 @@ if used_up then return used_up end
 
 -- First the writes that a Redis without memory refuses.
 redis.call('HSET', home, 'row', row, 'status', status, 'revision', revision, 'size', size)
+if joined ~= '' or left ~= '' then
+  unlist(number, old_status, left)
+  list(number, old_status, joined, created, updated)
+  local kept, gone = {}, {}
+  for place in string.gmatch(left, '%S+') do gone[place] = true end
+  for place in string.gmatch(places .. ' ' .. joined, '%S+') do
+    if not gone[place] then kept[#kept + 1] = place end
+  end
+  places = table.concat(kept, ' ')
+  redis.call('HSET', home, 'places', places)
+end
 if status ~= old_status then
   unlist(number, old_status, places)
   list(number, status, places, created, updated)

@@ -26,7 +26,9 @@ from turnwise.memory.stores.sql.rows import (
     delivery_row,
     event_row,
     ledger_values,
+    left_member_row,
     log_key,
+    member_row,
     received_delivery_row,
     run_row,
     turn_row,
@@ -100,6 +102,8 @@ class CommitWriter:
             sql.drop_delivery,
             sql.drop_received,
             sql.add_spent,
+            sql.drop_member,
+            sql.add_member,
         )
         self._count = sql.add_count
         self._texts = texts
@@ -130,6 +134,8 @@ class CommitWriter:
             (compared_delivery_row(key, before) for before, after in deliveries if before and not after),
             (received_delivery_row(of.user_id, delivery) for delivery in commit.received),
             (ledger_values(key_in(commit.session, row), numbers_of(row)) for row in commit.spent),
+            (left_member_row(key, user_id) for user_id in commit.left),
+            (member_row(key, user_id) for user_id in commit.joined),
         )
         session = self._put_session.bind(changed_session_row(of, epoch, commit))
         other_rows = tuple([kind.bind(row) for row in rows] for kind, rows in zip(self._kinds, kinds, strict=True))

@@ -44,7 +44,7 @@ _RUN_TEXTS = {
     *("labels", "why", "usage", "stop_reason", "calls", "params", "output"),
     *("instructions", "tools", "overflow", "trace"),
 }
-_SESSION_TEXTS = {"metadata", "title", "params", "budget", "branches", "agents_usage"}
+_SESSION_TEXTS = {"metadata", "title", "params", "budget", "branches", "agents_usage", "members"}
 _DELIVERY_TEXTS = {"payload", "schedule", "why"}
 """The fields whose columns are JSON text."""
 
@@ -106,9 +106,11 @@ def read_spans(spans: Iterable[tuple[int, int, int]], own: int) -> Spans:
     return tuple(Span(str(own if log == _OWN_LOG else log), start, stop) for log, start, stop in spans)
 
 
-_SESSION_FIELDS = [field.name for field in fields(SessionRecord) if field.name not in ("log", "usage")]
+_SESSION_FIELDS = [field.name for field in fields(SessionRecord) if field.name not in ("log", "usage", "bounds")]
 
-_SESSION_COLUMNS = (*_SESSION_FIELDS, *USAGE)
+_BOUNDS = ("depth", "budget")
+
+_SESSION_COLUMNS = (*_SESSION_FIELDS, *_BOUNDS, *USAGE)
 
 CHANGED_COLUMNS = (*(name for name in SESSION_CHANGES if name != "usage"), *USAGE)
 """The columns of a session that commits change."""
@@ -131,8 +133,10 @@ def _session_columns(session: SessionRecord) -> dict[str, Any]:
         "called_by": session.called_by or NO_CALLER,
         "memory": _unless_on(session.memory),
         "params": to_json(session.params or None),
+        "depth": session.depth,
         "budget": to_json(session.budget or None),
         "branches": to_json(session.branches or None),
+        "members": to_json(session.members or None),
         "agents_usage": _usage_text(session.agents_usage) if session.agents_usage != _UNUSED else None,
     }
 
@@ -159,6 +163,14 @@ def changed_session_row(key: SessionKey, epoch: int, commit: Commit) -> dict[str
     }
 
 
+def member_row(key: int, user_id: str) -> dict[str, Any]:
+    return {"user_id": user_id, "session": key}
+
+
+def left_member_row(key: int, user_id: str) -> dict[str, Any]:
+    return {"b_user_id": user_id, "b_session": key}
+
+
 def ledger_values(key: LedgerKey, numbers: Sequence[int]) -> dict[str, Any]:
     return {**key._asdict(), **dict(zip(NUMBERS, numbers, strict=True))}
 
@@ -175,6 +187,7 @@ def read_session(row: Any) -> SessionRecord:
         lambda: record_of(
             SessionRecord,
             _values(row, _SESSION_FIELDS, _SESSION_TEXTS)
+            | {"bounds": _values(row, _BOUNDS, _SESSION_TEXTS)}
             | {"log": str(row.key), "usage": read_usage(row), "called_by": row.called_by or None},
         ),
     )
@@ -225,7 +238,7 @@ def read_turn(row: Any, key: SessionKey) -> TurnRecord:
 
 
 _RUN_FIELDS = [
-    field.name for field in fields(RunRecord) if field.name not in ("session_id", "user_id", "joins", "idempotency")
+    field.name for field in fields(RunRecord) if field.name not in ("session_id", "user_id", "joins", "origin")
 ]
 
 
@@ -244,7 +257,8 @@ def run_row(key: int, run: RunRecord) -> dict[str, Any]:
         "trace": to_json(run.trace or None),
         "joins": run.joins or None,
         "idempotency_key": run.idempotency_key,
-        "fingerprint": run.idempotency.fingerprint if run.idempotency else None,
+        "fingerprint": run.origin.fingerprint or None,
+        "author": run.author,
         **_run_texts(run),
     }
 
@@ -274,8 +288,8 @@ def changed_run_row(key: int, run: RunRecord) -> dict[str, Any]:
 def read_run(row: Any, key: SessionKey) -> RunRecord:
     def decode() -> RunRecord:
         values = _values(row, _RUN_FIELDS, _RUN_TEXTS)
-        if idempotency := _values(row, ("idempotency_key", "fingerprint"), set()):
-            values["idempotency"] = {"key": idempotency.pop("idempotency_key", None), **idempotency}
+        if origin := _values(row, ("idempotency_key", "fingerprint", "author"), set()):
+            values["origin"] = {"key": origin.pop("idempotency_key", None), **origin}
         return record_of(RunRecord, {**values, **key._asdict(), "joins": bool(row.joins)})
 
     return decoded(f"run {row.run_id}", decode)

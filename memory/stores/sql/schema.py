@@ -71,10 +71,21 @@ sessions = Table(
     Column("model", Text),
     Column("params", Text),
     Column("marks", BigInteger, nullable=False),
+    Column("members", Text),
     *(Column(name, BigInteger if number is int else Double, nullable=False) for name, number in USAGE.items()),
     UniqueConstraint("user_id", "session_id"),
     Index("turnwise_sessions_created", "created_at", "key"),
     Index("turnwise_sessions_user", "user_id", "called_by", "created_at", "key"),
+)
+
+# An index of the column `members`, by which the sessions of a member are found.
+members = Table(
+    "turnwise_members",
+    tables,
+    Column("user_id", Text, nullable=False),
+    Column("session", _Key, nullable=False),
+    PrimaryKeyConstraint("user_id", "session"),
+    Index("turnwise_members_session", "session"),
 )
 
 borrowed = Table(
@@ -161,6 +172,7 @@ runs = Table(
     Column("trace", Text),
     Column("parent", Text),
     Column("engine", Text),
+    Column("author", Text),
     PrimaryKeyConstraint("session", "turn_index"),
 )
 _open_run = text("state IN ('queued', 'running', 'awaiting_approval')")

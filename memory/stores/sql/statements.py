@@ -298,12 +298,19 @@ class Statements:
             rows = sa.select(table).where(table.c.session == owner, number > bind("after")).order_by(number)
             return statement(first_rows(rows.limit(bind("limit")), number, dialect))
 
+        self._add_members(statement, dialect)
         self._add_deliveries(statement, dialect, is_session)
-        self.add_spent = statement(summed(insert_into(schema.ledger, dialect)))
-        self._add_counters(statement, dialect)
+        self._add_sums(statement, dialect)
         self.turns = page(turns, turns.c.idx)
         self.runs = page(runs, runs.c.turn_index)
         self.events = page(events, events.c.seq)
+
+    def _add_members(self, statement: Any, dialect: sa.Dialect) -> None:
+        members, one, bind = schema.members, schema.members.c, sa.bindparam
+        columns = [column.name for column in members.columns]
+        self.add_member = statement(insert_into(members, dialect).on_conflict_do_nothing(), columns)
+        is_one = (one.user_id == bind("b_user_id"), one.session == bind("b_session"))
+        self.drop_member = statement(sa.delete(members).where(*is_one))
 
     def _add_deliveries(self, statement: Any, dialect: sa.Dialect, is_session: tuple[Any, ...]) -> None:
         sessions, deliveries, bind = schema.sessions, schema.deliveries, sa.bindparam
@@ -342,7 +349,8 @@ class Statements:
         is_stored = (one.user_id == bind("user_id"), one.delivery_id == bind("delivery_id"))
         self.stored_id = statement(sa.select(one.delivery_id).where(*is_stored))
 
-    def _add_counters(self, statement: Any, dialect: sa.Dialect) -> None:
+    def _add_sums(self, statement: Any, dialect: sa.Dialect) -> None:
+        self.add_spent = statement(summed(insert_into(schema.ledger, dialect)))
         counters, bind = schema.counters, sa.bindparam
         starts, ends = _period(dialect)
         names = {"user_id": "user_id", "agent": "agent", "quota_id": "quota_id", "used": "amount"}

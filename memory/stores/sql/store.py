@@ -58,6 +58,7 @@ from turnwise.memory.stores.base import (
     changed_webhooks,
     check_change,
     check_limit,
+    check_member_filter,
     check_session_filter,
     check_session_names,
     check_webhook_change,
@@ -79,6 +80,7 @@ from turnwise.memory.stores.sql.rows import (
     compared_delivery_row,
     delivery_row,
     log_key,
+    member_row,
     read_deliveries,
     read_delivery,
     read_event,
@@ -202,6 +204,8 @@ class SQLStore(SecureDeleteDatabase):
                 self._sql.insert_borrowed(connection, [{"session": key, **_bounds(span)} for span in borrowed])
             if turn:
                 self._sql.put_turn(connection, [turn_row(key, turn)])
+            if session.members:
+                self._sql.add_member(connection, [member_row(key, user_id) for user_id in session.members])
             if texts:
                 rows = [self._texts.row_of(key, session.user_id, text) for text in texts]
                 self._texts.insert(_cursor(connection), rows)
@@ -416,13 +420,14 @@ class SQLStore(SecureDeleteDatabase):
         agent: str | None = None,
         status: SessionStatus | None = None,
         called_by: str | None = None,
+        member: str | None = None,
         order_by: SessionOrder = "created_at",
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[SessionRecord]:
         table = schema.sessions.c
         moved = table.updated_at if order_by == "updated_at" else table.created_at
-        statement = sa.select(schema.sessions).where(*_filters(user_id, agent, status, called_by))
+        statement = sa.select(schema.sessions).where(*_filters(user_id, agent, status, called_by, member))
         if cursor is not None:
             before, order = parse_cursor(cursor)
             statement = statement.where((moved < before) | ((moved == before) & (table.key < order)))
@@ -438,8 +443,9 @@ class SQLStore(SecureDeleteDatabase):
         agent: str | None = None,
         status: SessionStatus | None = None,
         called_by: str | None = None,
+        member: str | None = None,
     ) -> int:
-        filters = _filters(user_id, agent, status, called_by)
+        filters = _filters(user_id, agent, status, called_by, member)
         statement = sa.select(sa.func.count()).select_from(schema.sessions).where(*filters)
         return await self._read(lambda connection: int(connection.execute(statement).scalar_one()))
 
@@ -664,7 +670,7 @@ class SQLStore(SecureDeleteDatabase):
                 self._texts.wipe(_cursor(connection), row_key)
             own = (schema.ledger.c.user_id == key.user_id) & (schema.ledger.c.session_id == key.session_id)
             self._rename_in_ledger(connection, own, session_id="")
-            for table in (schema.borrowed, schema.runs, schema.events, schema.deliveries):
+            for table in (schema.borrowed, schema.runs, schema.events, schema.deliveries, schema.members):
                 connection.execute(sa.delete(table).where(table.c.session == row_key))
             for log_number in logs:
                 self._release(connection, log_number)
@@ -840,11 +846,20 @@ def _read_quotas(note: str) -> dict[str, Quota]:
 
 
 def _filters(
-    user_id: str | None, agent: str | None, status: str | None = None, called_by: str | None = None
+    user_id: str | None,
+    agent: str | None,
+    status: str | None = None,
+    called_by: str | None = None,
+    member: str | None = None,
 ) -> list[sa.ColumnElement[bool]]:
     check_session_filter(user_id, called_by or None)
+    check_member_filter(member, user_id, called_by)
     values = {"user_id": user_id, "agent": agent, "status": status, "called_by": called_by}
-    return [schema.sessions.c[name] == value for name, value in values.items() if value is not None]
+    filters = [schema.sessions.c[name] == value for name, value in values.items() if value is not None]
+    if member is not None:
+        members = schema.members.c
+        filters.append(schema.sessions.c.key.in_(sa.select(members.session).where(members.user_id == member)))
+    return filters
 
 
 def _of_time(items: Sequence[Item], late: Sequence[Exception | None]) -> list[Item]:

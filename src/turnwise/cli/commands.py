@@ -18,7 +18,7 @@ from turnwise.cli.memory import memory
 from turnwise.cli.quotas import quotas
 from turnwise.cli.search import marks, search
 from turnwise.cli.serve import serve
-from turnwise.cli.session_control import approve, cancel, end, fork, reject, rm, say, schedule, unschedule
+from turnwise.cli.session_control import approve, cancel, end, fork, reject, rm, say, schedule, share, unschedule
 from turnwise.cli.show import show
 from turnwise.cli.tail import tail
 from turnwise.cli.top import top
@@ -34,7 +34,7 @@ app = typer.Typer(
 )
 
 app.command(cls=ChatCommand)(chat)
-changes = (say, schedule, unschedule, cancel, approve, reject, end, rm, fork)
+changes = (say, schedule, unschedule, cancel, approve, reject, share, end, rm, fork)
 for command in (ls, show, search, marks, runs, schedules, usage, *changes, export):
     app.command(cls=Command)(command)
 app.command("import", cls=Command)(import_)

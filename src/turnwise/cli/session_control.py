@@ -176,6 +176,31 @@ def end(
     run(work())
 
 
+def share(
+    store: Store,
+    session: SessionId,
+    member: Annotated[str, typer.Argument(help="The user with whom it is shared.")],
+    *,
+    role: Annotated[Literal["reader", "member", "owner"], typer.Option(help="What the member may do.")] = "member",
+    remove: Annotated[bool, typer.Option("--remove", help="Do not share it with this user any more.")] = False,
+    user: User = None,
+    history: History = None,
+    namespace: Namespace = "turnwise",
+    as_json: AsJson = False,
+) -> None:
+    """Share a session with another user, change what a member may do, or remove a member."""
+
+    async def work() -> None:
+        async with _acting(_Place(store, user, history, namespace), session) as (handle, _):
+            await (handle.remove_member(member) if remove else handle.add_member(member, role))
+            members = dict(await handle.members())
+            names = ", ".join(f"{name} ({role})" for name, role in members.items())
+            facts = {"session_id": handle.id, "members": members}
+            _report(facts, f"session {handle.id} is open to {names}", as_json=as_json)
+
+    run(work())
+
+
 def rm(
     store: Store,
     session: SessionId,

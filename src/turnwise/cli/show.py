@@ -244,6 +244,7 @@ def _transcript(shown: Shown) -> Iterator[Line]:
     state = "ended" if record.status == "ended" else "idle" if info.active_run_id is None else "active"
     facts = [record.title, f"user {record.user_id}", record.agent and f"agent {record.agent}", state]
     facts += [f"{number(record.next_index)} turns", tokens_spent(record.usage, record.agents_usage)]
+    facts += [f"shared with {', '.join(record.members)}" if record.members else None]
     facts += [record.parent and f"forked from {record.parent}", f"changed {ago(record.updated_at, now)}"]
     yield "  ".join(filter(None, [f"session {record.session_id}", *facts])), _HEAD
     turn: int | None = None
@@ -324,7 +325,7 @@ def block_lines(block: AnyBlock) -> Iterator[Line]:  # noqa: PLR0912 - one case 
 
     match block:
         case blocks.User():
-            yield from _labelled("user", block.text, "cyan")
+            yield from _labelled(block.author or "user", block.text, "cyan")
         case blocks.System():
             yield from _labelled("instructions", block.text, "blue")
         case blocks.Text():

@@ -31,6 +31,7 @@ from turnwise.http.middleware.uploads import MULTIPART_BYTES, BodyLimits
 from turnwise.http.native import (
     files as native_files,
     marks,
+    members,
     memories,
     quotas,
     runs,
@@ -113,6 +114,7 @@ def create_app(
     app.include_router(webhooks.router)
     app.include_router(marks.router)
     app.include_router(native_files.router)
+    app.include_router(members.router)
     app.include_router(ui.router)
     if find_spec("ag_ui"):  # an extra of its own
         app.include_router(import_module("turnwise.http.front_ends.ag_ui").router)

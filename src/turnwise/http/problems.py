@@ -26,6 +26,8 @@ from turnwise.errors import (
     InvalidInputError,
     InvalidRequestError,
     LongTermMemoryError,
+    MemoryOverheardError,
+    NotAllowedError,
     NotFoundError,
     OperatorsOnlyError,
     OverloadedError,
@@ -52,6 +54,8 @@ STATUS: Mapping[type[TurnwiseError], int] = {
     OverloadedError: 429,
     QuotaExceededError: 429,
     OperatorsOnlyError: 403,
+    NotAllowedError: 403,
+    MemoryOverheardError: 403,
     ReadOnlyStoreError: 403,
     ReadOnlyMemoryError: 403,
     InvalidRequestError: 422,
@@ -135,7 +139,7 @@ def problem_of(error: TurnwiseError) -> dict[str, Any]:
 
 _TITLES = {
     401: "The request has no valid token.",
-    403: "It is for operators only, or what would be changed is read-only.",
+    403: "It is for operators only, the user's role does not allow it, or what would be changed is read-only.",
     404: "There is no such thing, or it is another user's.",
     409: "The state of the session or the run does not allow it.",
     422: "The request is not valid; `errors` or `field` says where.",

@@ -7,10 +7,10 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, cast, get_args
 
-from fastapi import Depends, Request
+from fastapi import Depends, Query, Request
 from starlette.requests import HTTPConnection
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
@@ -127,6 +127,8 @@ class Caller:
     service: Service
     identity: Identity | None
     on_disconnect: OnDisconnect
+    owner: str | None = None
+    """The user to whom the session belongs that the request is about, if it is shared; None: it is the caller's own."""
 
     @property
     def manager(self) -> AsyncSessionManager:
@@ -138,8 +140,8 @@ class Caller:
         """The user; "default" without authentication."""
         return self.identity.user_id if self.identity else DEFAULT_USER
 
-    def owner(self, user_id: str | None) -> str:
-        """Return the user whose run or session a request is about.
+    def in_place_of(self, user_id: str | None) -> Caller:
+        """Return who decides about a run that may be another user's: an operator acts in the place of that user.
 
         Args:
             user_id: whom the request names; None for the caller.
@@ -148,10 +150,12 @@ class Caller:
             OperatorsOnlyError: it is another user, and the caller is no operator.
         """
         if user_id in (None, self.user_id):
-            return self.user_id
+            return self
         if self.identity is not None and not self.identity.is_operator:
             raise OperatorsOnlyError(self.user_id, "decide about runs of others", "leave `user` out")
-        return str(user_id)
+        return replace(
+            self, identity=Identity(str(user_id), is_operator=True), owner=None if self.owner == user_id else self.owner
+        )
 
     def reserve_stream(self, *, is_needed: bool = True) -> ExitStack:
         """Reserve one of the streams that may be open, for a stream or a wait.
@@ -176,17 +180,17 @@ class Caller:
         """Return what a method of a session of the user returns.
 
         Raises:
-            SessionNotFoundError: there is no such session.
+            SessionNotFoundError: there is no such session, or it is not shared with the user.
         """
-        return await self.service.handles.on_session(self.user_id, session_id, verb)
+        return await self.service.handles.on_session(self.user_id, session_id, verb, owner=self.owner)
 
     async def on_run(self, run_id: str, verb: Callable[[AsyncExecutionHandle], Awaitable[Result]]) -> Result:
         """Return what a method of a run of the user returns.
 
         Raises:
-            RunNotFoundError: there is no such run.
+            RunNotFoundError: there is no such run, or its session is not shared with the user.
         """
-        return await self.service.handles.on_run(self.user_id, run_id, verb)
+        return await self.service.handles.on_run(self.user_id, run_id, verb, owner=self.owner)
 
 
 async def _caller(request: Request) -> Caller:
@@ -212,3 +216,16 @@ def check_may_approve(identity: Identity | None, call_id: str) -> None:
 
 RequestCaller = Annotated[Caller, Depends(_caller)]
 """The parameter by which a route gets its `Caller`."""
+
+Owner = Annotated[
+    str | None,
+    Query(min_length=1, description="Whose session it is, if another user shares it; the caller's own if omitted."),
+]
+
+
+async def _member(caller: RequestCaller, owner: Owner = None) -> Caller:
+    return caller if owner in (None, caller.user_id) else replace(caller, owner=owner)
+
+
+MemberCaller = Annotated[Caller, Depends(_member)]
+"""The same for a route about a session that may be shared: `?owner=` names its user."""

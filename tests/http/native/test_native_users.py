@@ -53,6 +53,11 @@ async def waiting(client: httpx.AsyncClient, path: str, folder: Path) -> tuple[s
     return run_id, calls[0]["call_id"]
 
 
+def place_of(pattern: str, **ids: str) -> str:
+    """Return the path of a route."""
+    return pattern.format(place="0:0", key="tea", cursor="0:0", name="thumb", user_id="eve", **ids)
+
+
 async def test_no_route_reaches_a_session_or_a_run_of_another_user(tmp_path: Path, provider_url: str) -> None:
     async with in_process(tmp_path, provider_url) as client:
         path = "/v1/sessions/anns"
@@ -77,21 +82,29 @@ async def test_no_route_reaches_a_session_or_a_run_of_another_user(tmp_path: Pat
             body = {**example, "call_id": call_id} if "call_id" in (example or {}) else example
             answers, query = [], {"name": "a"} if (method, pattern.rpartition("/")[2]) == ("POST", "files") else {}
             for session, run in (("anns", run_id), ("nobodys", "nothing")):
-                place = pattern.format(
-                    session_id=session,
-                    run_id=run,
-                    item_id=item,
-                    place="0:0",
-                    key="tea",
-                    cursor="0:0",
-                    name="thumb",
-                    file_id=file_id,
-                )
-                answer = await client.request(method, place, json=body, headers=BOB, params=query)
-                answers.append(answer.text.replace(session, "...").replace(run, "..."))
-                assert answer.status_code == 404, (method, place, answer.text)
-            assert answers[0] == answers[1], (method, pattern)
+                place = place_of(pattern, session_id=session, run_id=run, item_id=item, file_id=file_id)
+                for owner in (None, "ann"):
+                    params = {**query, **({"owner": owner} if owner else {})}
+                    answer = await client.request(method, place, json=body, headers=BOB, params=params)
+                    answers.append(answer.text.replace(session, "...").replace(run, "..."))
+                    assert answer.status_code == 404, (method, place, owner, answer.text)
+            assert len(set(answers)) == 1, (method, pattern)
         assert len(routes) > 40 and await state() == before
+
+        await client.put(f"{path}/members/bob", json={"role": "reader"})
+        shared = await state()
+        for method, pattern, example in routes:
+            body = {**example, "call_id": call_id} if "call_id" in (example or {}) else example
+            place = place_of(pattern, session_id="anns", run_id=run_id, item_id=item, file_id=file_id)
+            if method != "GET" and not place.endswith("/expand"):
+                answer = await client.request(
+                    method, place, json=body, headers=BOB, params={"owner": "ann", "name": "a"}
+                )
+                refusal = 422 if "/messages/0:0" in place and method == "DELETE" else 403  # it is no place
+                assert answer.status_code in (403, refusal), (method, place, answer.text)
+        assert await state() == shared
+        await client.delete(f"{path}/members/bob")
+        before = await state()
 
         memory_path = "/v1/sessions/bobs/memory"
         await client.post("/v1/sessions", json={"id": "bobs", "engine": "agent"}, headers=BOB)

@@ -26,7 +26,7 @@ def show_block(block: AnyBlock, user: str = "User") -> None:
     """Show a block, as text only."""
     match block:
         case User():
-            _message("mine", user, block.text)
+            _message("mine", block.author or user, block.text)
         case System():
             _folded("note", "Instructions", block.text)
         case Text():

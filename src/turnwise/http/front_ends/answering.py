@@ -196,8 +196,13 @@ async def part_of(session: AsyncSession, message_id: str) -> tuple[str, list[Blo
     attached = takewhile(
         lambda index: not isinstance(blocks[index], User), (index for index in prompts if index > place)
     )
-    before: list[Block] = [blocks[index] for index in prompts if index < place]
-    return str(named[1]), before, [blocks[place], *(blocks[index] for index in attached)]
+    before: list[Block] = [_unsigned(blocks[index]) for index in prompts if index < place]
+    return str(named[1]), before, [_unsigned(blocks[place]), *(blocks[index] for index in attached)]
+
+
+def _unsigned(block: Block) -> Block:
+    """Return a prompt without its author, as its user, who gives it again, is its author then."""
+    return block.model_copy(update={"author": None}) if isinstance(block, User) and block.author else block
 
 
 async def _newest(session: AsyncSession, message_id: str, discarded: Collection[str]) -> tuple[Turn | None, str]:

@@ -16,7 +16,7 @@ from turnwise.http.middleware.paths import InPath, path_of
 from turnwise.http.native.models import Shown
 from turnwise.http.native.sessions import NOT_FOUND, Limit
 from turnwise.http.problems import answer, documented, problem, word_of
-from turnwise.http.service import Caller, RequestCaller
+from turnwise.http.service import Caller, MemberCaller, RequestCaller
 from turnwise.memory.files.records import FileRecord
 
 router = APIRouter(
@@ -85,7 +85,8 @@ async def files_of(caller: Caller, session_id: str | None) -> AsyncFiles:
     """
     if session_id is None:
         return await caller.manager.files(user_id=caller.user_id)
-    return (await caller.manager.get(session_id, user_id=caller.user_id)).files
+    as_user = None if caller.owner is None else caller.user_id
+    return (await caller.manager.get(session_id, user_id=caller.owner or caller.user_id, as_user=as_user)).files
 
 
 def type_of(content_type: str | None) -> str | None:
@@ -176,7 +177,7 @@ _UPLOAD = documented(404, 413)
 async def put_session_file(
     session_id: InPath,
     name: Name,
-    caller: RequestCaller,
+    caller: MemberCaller,
     *,
     request: Request,
     response: Response,
@@ -188,13 +189,13 @@ async def put_session_file(
 
 @router.get("/sessions/{session_id}/files", summary="List the files of a session", responses=NOT_FOUND)
 async def list_session_files(
-    session_id: InPath, caller: RequestCaller, after: After = "", limit: Limit = 100
+    session_id: InPath, caller: MemberCaller, after: After = "", limit: Limit = 100
 ) -> FilePage:
     return FilePage.of(await (await files_of(caller, session_id)).list(after, limit + 1), limit)
 
 
 @router.get("/sessions/{session_id}/files/{file_id}", summary="Get a file of a session", responses=NOT_FOUND)
-async def get_session_file(session_id: InPath, file_id: InPath, caller: RequestCaller) -> FileShown:
+async def get_session_file(session_id: InPath, file_id: InPath, caller: MemberCaller) -> FileShown:
     return FileShown.of(await (await files_of(caller, session_id)).info(file_id))
 
 
@@ -205,7 +206,7 @@ async def get_session_file(session_id: InPath, file_id: InPath, caller: RequestC
     responses=_BYTES,
 )
 async def get_session_file_content(
-    session_id: InPath, file_id: InPath, caller: RequestCaller, range_: Annotated[Range, Header(alias="range")] = None
+    session_id: InPath, file_id: InPath, caller: MemberCaller, range_: Annotated[Range, Header(alias="range")] = None
 ) -> Response:
     """Browsers store it, and never show it."""
     files = await files_of(caller, session_id)
@@ -213,7 +214,7 @@ async def get_session_file_content(
 
 
 @router.delete("/sessions/{session_id}/files/{file_id}", summary="Delete a file of a session", responses=NOT_FOUND)
-async def delete_session_file(session_id: InPath, file_id: InPath, caller: RequestCaller) -> FileDeleted:
+async def delete_session_file(session_id: InPath, file_id: InPath, caller: MemberCaller) -> FileDeleted:
     """Later requests to models say that it was deleted. May be repeated."""
     return FileDeleted(deleted=await (await files_of(caller, session_id)).delete(file_id))
 

@@ -13,7 +13,7 @@ from turnwise.http.middleware.paths import InPath
 from turnwise.http.native.models import Body, MarkShown, Shown, example
 from turnwise.http.native.sessions import CONFLICT, Cursor, Limit
 from turnwise.http.problems import documented
-from turnwise.http.service import RequestCaller
+from turnwise.http.service import MemberCaller, RequestCaller
 from turnwise.memory.conversation.marks import MarkedMessage
 from turnwise.memory.stores.base import Page
 
@@ -70,7 +70,7 @@ class MarkCounts(Shown):
     summary="Set a mark of a message, in place of the one of its name",
     responses=CONFLICT,
 )
-async def set_mark(session_id: InPath, cursor: InPath, name: InPath, body: SetMark, caller: RequestCaller) -> MarkShown:
+async def set_mark(session_id: InPath, cursor: InPath, name: InPath, body: SetMark, caller: MemberCaller) -> MarkShown:
     """`cursor` is that of a listed message, whose turn has ended. The mark names the user who sets it."""
     by = caller.identity.user_id if caller.identity else None
     mark = await caller.on_session(session_id, lambda session: _set(session, cursor, name, body.value, by))
@@ -89,7 +89,7 @@ async def _set(session: AsyncSession, cursor: str, name: str, value: Any, by: st
     status_code=204,
     responses=CONFLICT,
 )
-async def remove_mark(session_id: InPath, cursor: InPath, name: InPath, caller: RequestCaller) -> None:
+async def remove_mark(session_id: InPath, cursor: InPath, name: InPath, caller: MemberCaller) -> None:
     """May be repeated."""
     by = caller.identity.user_id if caller.identity else None
     await caller.on_session(session_id, lambda session: session.mark(f"{session.id}#{cursor}", name, None, by=by))

@@ -12,7 +12,7 @@ from turnwise.http.middleware.paths import InPath
 from turnwise.http.native.models import Body, ForgottenShown, Shown, example
 from turnwise.http.native.sessions import CONFLICT, NOT_FOUND, Cursor, Limit
 from turnwise.http.problems import documented
-from turnwise.http.service import RequestCaller
+from turnwise.http.service import MemberCaller
 from turnwise.http.sse import wait_for
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.longterm.base import MemoryItem, Status
@@ -329,7 +329,7 @@ class Done(Shown):
 @router.get("/memory", summary="List what memories keep for the user", responses=NOT_FOUND)
 async def list_memory(
     session_id: InPath,
-    caller: RequestCaller,
+    caller: MemberCaller,
     *,
     category: MemoryCategory | None = None,
     type: MemoryType | None = None,
@@ -343,20 +343,20 @@ async def list_memory(
 
 
 @router.post("/memory", summary="Save a text", status_code=201, responses=NOT_FOUND | documented(403))
-async def save_memory(session_id: InPath, body: Save, caller: RequestCaller) -> Saved:
+async def save_memory(session_id: InPath, body: Save, caller: MemberCaller) -> Saved:
     options = body.model_dump(exclude={"text"})
     return Saved(id=await caller.on_session(session_id, lambda session: session.memory.save(body.text, **options)))
 
 
 @router.post("/memory/recall", summary="Find items that are relevant to a query", responses=NOT_FOUND)
-async def recall_memory(session_id: InPath, body: Recall, caller: RequestCaller) -> ItemsShown:
+async def recall_memory(session_id: InPath, body: Recall, caller: MemberCaller) -> ItemsShown:
     options = body.model_dump(exclude={"query"})
     items = await caller.on_session(session_id, lambda session: session.memory.recall(body.query, **options))
     return ItemsShown(items=list(map(ItemShown.of, items)))
 
 
 @router.post("/memory/recall-apart", summary="Find relevant items, by kinds of memories", responses=NOT_FOUND)
-async def recall_memory_apart(session_id: InPath, body: RecallApart, caller: RequestCaller) -> RecalledShown:
+async def recall_memory_apart(session_id: InPath, body: RecallApart, caller: MemberCaller) -> RecalledShown:
     recalled = await caller.on_session(
         session_id, lambda session: session.memory.recall_apart(body.query, limit=body.limit)
     )
@@ -365,23 +365,23 @@ async def recall_memory_apart(session_id: InPath, body: RecallApart, caller: Req
 
 
 @router.patch("/memory/items/{item_id}", summary="Change an item", responses=NOT_FOUND | documented(403))
-async def update_memory(session_id: InPath, item_id: InPath, body: Change, caller: RequestCaller) -> Found:
+async def update_memory(session_id: InPath, item_id: InPath, body: Change, caller: MemberCaller) -> Found:
     changes = body.model_dump(include=body.model_fields_set)
     return Found(found=await caller.on_session(session_id, lambda session: session.memory.update(item_id, **changes)))
 
 
 @router.post("/memory/pin", summary="Pin an item to the user's profile", responses=NOT_FOUND | documented(403))
-async def pin_memory(session_id: InPath, body: Item, caller: RequestCaller) -> Found:
+async def pin_memory(session_id: InPath, body: Item, caller: MemberCaller) -> Found:
     return Found(found=await caller.on_session(session_id, lambda session: session.memory.pin(body.id)))
 
 
 @router.post("/memory/unpin", summary="Undo a pin", responses=NOT_FOUND | documented(403))
-async def unpin_memory(session_id: InPath, body: Item, caller: RequestCaller) -> Found:
+async def unpin_memory(session_id: InPath, body: Item, caller: MemberCaller) -> Found:
     return Found(found=await caller.on_session(session_id, lambda session: session.memory.unpin(body.id)))
 
 
 @router.post("/memory/delete", summary="Delete items", responses=NOT_FOUND | documented(403))
-async def delete_memory(session_id: InPath, body: Items, caller: RequestCaller) -> DeletedShown:
+async def delete_memory(session_id: InPath, body: Items, caller: MemberCaller) -> DeletedShown:
     deleted = await caller.on_session(session_id, lambda session: session.memory.delete(*body.ids))
     return DeletedShown(deleted=deleted.count, left=list(map(MentionShown.of, deleted.left.mentions)))
 
@@ -389,7 +389,7 @@ async def delete_memory(session_id: InPath, body: Items, caller: RequestCaller) 
 @router.post(
     "/memory/forget-about", summary="Forget a subject in all memories and notes", responses=NOT_FOUND | documented(403)
 )
-async def forget_about(session_id: InPath, body: ForgetAbout, caller: RequestCaller) -> AboutShown:
+async def forget_about(session_id: InPath, body: ForgetAbout, caller: MemberCaller) -> AboutShown:
     """Answers what was deleted; with `preview`, what would be."""
     if body.preview and body.text is not None:
         text = body.text
@@ -401,7 +401,7 @@ async def forget_about(session_id: InPath, body: ForgetAbout, caller: RequestCal
 
 
 @router.post("/memory/forget", summary="Forget what a turn added", responses=CONFLICT)
-async def forget_turn(session_id: InPath, body: ForgetTurn, caller: RequestCaller) -> ForgottenShown:
+async def forget_turn(session_id: InPath, body: ForgetTurn, caller: MemberCaller) -> ForgottenShown:
     """No later request has the turn, and memories delete what they derived of it; the history still shows it."""
     options = {"verify": body.verify}
     done = await caller.on_session(session_id, lambda session: session.memory.forget(body.turn_index, **options))
@@ -409,14 +409,14 @@ async def forget_turn(session_id: InPath, body: ForgetTurn, caller: RequestCalle
 
 
 @router.put("/memory/use", summary="Set how later runs use memories", status_code=204, responses=NOT_FOUND)
-async def use_memory(session_id: InPath, body: Use, caller: RequestCaller) -> None:
+async def use_memory(session_id: InPath, body: Use, caller: MemberCaller) -> None:
     await caller.on_session(session_id, lambda session: session.memory.use(body.use))
 
 
 @router.get("/memory/wait", summary="Wait until memories have all turns that ended", responses=NOT_FOUND)
 async def wait_for_memory(
     session_id: InPath,
-    caller: RequestCaller,
+    caller: MemberCaller,
     request: Request,
     timeout_s: Annotated[float, Query(ge=0, allow_inf_nan=False, description="Seconds to wait at most.")] = 30.0,
 ) -> Done:
@@ -426,24 +426,24 @@ async def wait_for_memory(
 
 
 @router.get("/notes", summary="Read the session's notes", responses=NOT_FOUND)
-async def read_notes(session_id: InPath, caller: RequestCaller) -> NotesShown:
+async def read_notes(session_id: InPath, caller: MemberCaller) -> NotesShown:
     return NotesShown(content=await caller.on_session(session_id, lambda session: session.memory.read_notes()))
 
 
 @router.put("/notes", summary="Replace the notes", responses=NOT_FOUND)
-async def replace_notes(session_id: InPath, body: Notes, caller: RequestCaller) -> NotesShown:
+async def replace_notes(session_id: InPath, body: Notes, caller: MemberCaller) -> NotesShown:
     content = await caller.on_session(session_id, lambda session: session.memory.replace_notes(body.content))
     return NotesShown(content=content)
 
 
 @router.patch("/notes", summary="Merge into the notes", responses=NOT_FOUND)
-async def merge_notes(session_id: InPath, body: Notes, caller: RequestCaller) -> NotesShown:
+async def merge_notes(session_id: InPath, body: Notes, caller: MemberCaller) -> NotesShown:
     return NotesShown(
         content=await caller.on_session(session_id, lambda session: session.memory.merge_notes(body.content))
     )
 
 
 @router.delete("/notes", summary="Reset the notes", responses=NOT_FOUND)
-async def clear_notes(session_id: InPath, caller: RequestCaller) -> Found:
+async def clear_notes(session_id: InPath, caller: MemberCaller) -> Found:
     """Answers whether a text was stored."""
     return Found(found=await caller.on_session(session_id, lambda session: session.memory.clear_notes()))

@@ -47,7 +47,7 @@ from turnwise.memory.conversation.events import AnyEvent, Phase
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.output_type import MAX_RETRIES
 from turnwise.memory.conversation.runs import FinishClass, IfBusy, RunRecord, RunState
-from turnwise.memory.conversation.sessions import MAX_TITLE_CHARS, SessionKey, SessionRecord, SessionStatus
+from turnwise.memory.conversation.sessions import MAX_TITLE_CHARS, MemberRole, SessionKey, SessionRecord, SessionStatus
 from turnwise.memory.conversation.turns import Turn, TurnStatus
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.conversation.views.chat_messages import ChatMessage
@@ -544,6 +544,8 @@ class SessionShown(Shown):
     model: str | None
     engine: str | None
     params: JsonObject
+    members: dict[str, MemberRole]
+    """The roles of those who share it with its user."""
 
     @classmethod
     def fields_of(cls, record: SessionRecord) -> JsonObject:
@@ -643,6 +645,8 @@ class MessageShown(Shown):
     """The indexes of the versions of its turn, by age, its own included."""
     marks: dict[str, MarkShown]
     """Its marks, by name."""
+    author: str | None
+    """Who has said a prompt of a shared session; null for the session's user, and for answers."""
     blocks: list[AnyBlock]
 
 
@@ -962,6 +966,8 @@ class RunShown(Shown):
     stop_reason: str | None
     resumes: int
     """How often it was resumed after its process was lost."""
+    author: str | None
+    """The member who has started it; null for the session's user."""
     engine: str | None
     parent: str | None
     memory: MemoryUse

@@ -51,7 +51,7 @@ from turnwise.http.native.sessions import (
     Wait,
 )
 from turnwise.http.problems import BUSY, answer, documented, problem_of
-from turnwise.http.service import RequestCaller, check_may_approve
+from turnwise.http.service import Caller, MemberCaller, RequestCaller, check_may_approve
 from turnwise.http.sse import (
     PAGE,
     SILENCE_S,
@@ -102,7 +102,7 @@ STARTED: dict[int | str, dict[str, Any]] = {
 async def start_run(
     session_id: InPath,
     body: RunOptions,
-    caller: RequestCaller,
+    caller: MemberCaller,
     *,
     request: Request,
     streams: Streams,
@@ -130,7 +130,7 @@ async def start_run(
 async def rerun(
     session_id: InPath,
     body: RerunOptions,
-    caller: RequestCaller,
+    caller: MemberCaller,
     *,
     request: Request,
     streams: Streams,
@@ -153,7 +153,7 @@ async def rerun(
     responses=CONFLICT,
 )
 async def say(
-    session_id: InPath, body: Say, caller: RequestCaller, *, request: Request, idempotency_key: Key = None
+    session_id: InPath, body: Say, caller: MemberCaller, *, request: Request, idempotency_key: Key = None
 ) -> Response:
     """The text is stored when this answers: it is said, or waits for the runs before it. Followers get its run."""
     execution = await caller.on_session(session_id, lambda session: session.say(body.text, key=idempotency_key))
@@ -189,7 +189,7 @@ async def run_once(
 
 
 async def _started(
-    caller: RequestCaller,
+    caller: Caller,
     request: Request,
     execution: AsyncExecutionHandle,
     streams: bool,
@@ -207,9 +207,9 @@ async def _started(
     return _json(result, 200, headers)
 
 
-def _headers(caller: RequestCaller, request: Request, execution: AsyncExecutionHandle) -> dict[str, str]:
+def _headers(caller: Caller, request: Request, execution: AsyncExecutionHandle) -> dict[str, str]:
     """Return where a run that was started is; later requests find it at once."""
-    caller.service.handles.cache_run(caller.user_id, execution)
+    caller.service.handles.cache_run(caller.user_id, execution, owner=caller.owner)
     location = path_of(request.scope.get("root_path", ""), "v1", "runs", execution.run_id)
     return {"Location": location, "X-Run-Id": execution.run_id}
 
@@ -219,7 +219,7 @@ def _json(model: RunStarted, status: int, headers: dict[str, str]) -> Response:
 
 
 async def _waited(
-    caller: RequestCaller,
+    caller: Caller,
     request: Request,
     execution: AsyncExecutionHandle,
     wait_s: float,
@@ -246,7 +246,7 @@ async def _result(execution: AsyncExecutionHandle, timeout_s: float, until: Unti
     return RunResult.ended(execution, turn, None)
 
 
-def _canceller(caller: RequestCaller, execution: AsyncExecutionHandle) -> Callable[[], None] | None:
+def _canceller(caller: Caller, execution: AsyncExecutionHandle) -> Callable[[], None] | None:
     if caller.on_disconnect == "keep" or execution.dropped:  # then it is another client's run
         return None
     work = "the cancellation of a run whose client disconnected"
@@ -276,7 +276,7 @@ async def list_runs(
 
 
 @router.get("/runs/{run_id}", summary="Get a run's record", responses=NOT_FOUND)
-async def get_run(run_id: InPath, caller: RequestCaller) -> RunShown:
+async def get_run(run_id: InPath, caller: MemberCaller) -> RunShown:
     record = await caller.on_run(run_id, AsyncExecutionHandle.info)
     return RunShown.of(record)
 
@@ -284,7 +284,7 @@ async def get_run(run_id: InPath, caller: RequestCaller) -> RunShown:
 @router.get("/runs/{run_id}/wait", summary="Wait for a run's end", responses=NOT_FOUND)
 async def wait_for_run(
     run_id: InPath,
-    caller: RequestCaller,
+    caller: MemberCaller,
     *,
     request: Request,
     timeout_s: Annotated[float, Query(ge=0, allow_inf_nan=False, description="Seconds to wait at most.")] = 30.0,
@@ -295,62 +295,60 @@ async def wait_for_run(
 
 
 @router.post("/runs/{run_id}/cancel", summary="Cancel a run", responses=NOT_FOUND)
-async def cancel_run(run_id: InPath, body: Cancel, caller: RequestCaller) -> Cancelled:
+async def cancel_run(run_id: InPath, body: Cancel, caller: MemberCaller) -> Cancelled:
     """When this answers, the session is free. May be repeated."""
     return Cancelled(cancelled=await caller.on_run(run_id, lambda execution: execution.cancel(body.reason)))
 
 
 @router.get("/runs/{run_id}/pending", summary="The calls that wait for a decision", responses=NOT_FOUND)
-async def list_pending_calls(run_id: InPath, caller: RequestCaller) -> PendingCalls:
+async def list_pending_calls(run_id: InPath, caller: MemberCaller) -> PendingCalls:
     return PendingCalls.of(await caller.on_run(run_id, AsyncExecutionHandle.pending))
 
 
 @router.post("/runs/{run_id}/approve", summary="Approve a tool call", status_code=204, responses=CONFLICT)
-async def approve_call(run_id: InPath, body: Approve, caller: RequestCaller) -> None:
+async def approve_call(run_id: InPath, body: Approve, caller: MemberCaller) -> None:
     """May be repeated: an approved call is made at most once. Only operators let a run exceed a quota, of any user."""
     check_may_approve(caller.identity, body.call_id)
-    owner = caller.owner(body.user)
-    await caller.service.handles.on_run(
-        owner, run_id, lambda execution: execution.approve(body.call_id, input=body.input)
+    await caller.in_place_of(body.user).on_run(
+        run_id, lambda execution: execution.approve(body.call_id, input=body.input)
     )
 
 
 @router.post("/runs/{run_id}/reject", summary="Reject a tool call", status_code=204, responses=CONFLICT)
-async def reject_call(run_id: InPath, body: Reject, caller: RequestCaller) -> None:
-    owner = caller.owner(body.user)
-    await caller.service.handles.on_run(owner, run_id, lambda execution: execution.reject(body.call_id, body.reason))
+async def reject_call(run_id: InPath, body: Reject, caller: MemberCaller) -> None:
+    await caller.in_place_of(body.user).on_run(run_id, lambda execution: execution.reject(body.call_id, body.reason))
 
 
 @router.post("/runs/{run_id}/provide", summary="Supply the result of a call", status_code=204, responses=CONFLICT)
-async def provide_result(run_id: InPath, body: Provide, caller: RequestCaller) -> None:
+async def provide_result(run_id: InPath, body: Provide, caller: MemberCaller) -> None:
     await caller.on_run(
         run_id, lambda execution: execution.provide(body.call_id, body.as_result(), is_error=body.is_error)
     )
 
 
 @router.get("/runs/{run_id}/steps", summary="Its model calls, tool calls and named steps", responses=NOT_FOUND)
-async def list_steps(run_id: InPath, caller: RequestCaller) -> Steps:
+async def list_steps(run_id: InPath, caller: MemberCaller) -> Steps:
     return Steps.of(await caller.on_run(run_id, AsyncExecutionHandle.steps))
 
 
 @router.get("/runs/{run_id}/children", summary="The agents that it has called, and those below", responses=NOT_FOUND)
-async def list_children(run_id: InPath, caller: RequestCaller) -> AgentsShown:
+async def list_children(run_id: InPath, caller: MemberCaller) -> AgentsShown:
     """Each agent's run is that of a session of its own; it is followed by the agents that it has called itself."""
     return AgentsShown.of(await caller.on_run(run_id, agents_of))
 
 
 @router.get("/runs/{run_id}/phase", summary="What it does now", responses=NOT_FOUND)
-async def get_phase(run_id: InPath, caller: RequestCaller) -> PhaseShown:
+async def get_phase(run_id: InPath, caller: MemberCaller) -> PhaseShown:
     return PhaseShown(phase=await caller.on_run(run_id, AsyncExecutionHandle.phase))
 
 
 @router.get("/runs/{run_id}/input", summary="What the model was given", response_model=TurnShown, responses=NOT_FOUND)
-async def get_input(run_id: InPath, caller: RequestCaller) -> Any:
+async def get_input(run_id: InPath, caller: MemberCaller) -> Any:
     return await turn_answer(await caller.on_run(run_id, AsyncExecutionHandle.input), snapshot=True)
 
 
 @router.post("/runs/{run_id}/events", summary="Add an event of your own", status_code=201, responses=NOT_FOUND)
-async def add_run_event(run_id: InPath, body: AddEvent, caller: RequestCaller) -> EventAdded:
+async def add_run_event(run_id: InPath, body: AddEvent, caller: MemberCaller) -> EventAdded:
     return EventAdded(seq=await caller.on_run(run_id, lambda execution: execution.add_event(**body.model_dump())))
 
 
@@ -363,7 +361,7 @@ async def add_run_event(run_id: InPath, body: AddEvent, caller: RequestCaller) -
 async def list_run_events(
     run_id: InPath,
     request: Request,
-    caller: RequestCaller,
+    caller: MemberCaller,
     *,
     streams: Streams,
     after: After = 0,
@@ -404,7 +402,7 @@ async def _events(execution: AsyncExecutionHandle, after: int, page: Any = None)
     response_class=Response,
     responses=NOT_FOUND | STREAMS,
 )
-async def follow_partials(run_id: InPath, caller: RequestCaller) -> Response:
+async def follow_partials(run_id: InPath, caller: MemberCaller) -> Response:
     """For runs with `output`. Each event has the whole object so far; the last one is complete."""
     execution, _ = await caller.on_run(run_id, lambda execution: _first_page(execution, 0))
     return EventStream(caller, _partials(execution), on_leave=_canceller(caller, execution))

@@ -21,7 +21,7 @@ from turnwise.http.native.schedule_models import (
 )
 from turnwise.http.native.sessions import CONFLICT, NOT_FOUND, Cursor, Limit
 from turnwise.http.problems import documented
-from turnwise.http.service import RequestCaller
+from turnwise.http.service import MemberCaller, RequestCaller
 from turnwise.memory.deliveries.records import Delivery
 
 router = APIRouter(
@@ -47,7 +47,7 @@ Key = Annotated[
 async def add_schedule(
     session_id: InPath,
     body: AddSchedule,
-    caller: RequestCaller,
+    caller: MemberCaller,
     *,
     request: Request,
     response: Response,
@@ -75,7 +75,7 @@ async def add_schedule(
 
 @router.get("/sessions/{session_id}/schedules", summary="Its schedules, by id", responses=NOT_FOUND)
 async def list_schedules_of_session(
-    session_id: InPath, caller: RequestCaller, *, cursor: Cursor = None, limit: Limit = 100
+    session_id: InPath, caller: MemberCaller, *, cursor: Cursor = None, limit: Limit = 100
 ) -> SchedulePage:
     return SchedulePage.of(
         await caller.on_session(session_id, lambda session: session.schedules(cursor=cursor, limit=limit))
@@ -83,14 +83,12 @@ async def list_schedules_of_session(
 
 
 @router.get("/sessions/{session_id}/schedules/{key}", summary="Get a schedule", responses=NOT_FOUND)
-async def get_schedule(session_id: InPath, key: InPath, caller: RequestCaller) -> ScheduleShown:
+async def get_schedule(session_id: InPath, key: InPath, caller: MemberCaller) -> ScheduleShown:
     return ScheduleShown.of(await caller.on_session(session_id, lambda session: session.get_schedule(key)))
 
 
 @router.patch("/sessions/{session_id}/schedules/{key}", summary="Change a schedule", responses=CONFLICT)
-async def change_schedule(
-    session_id: InPath, key: InPath, body: ChangeSchedule, caller: RequestCaller
-) -> ScheduleShown:
+async def change_schedule(session_id: InPath, key: InPath, body: ChangeSchedule, caller: MemberCaller) -> ScheduleShown:
     """One that was given up is due again. Must not be repeated blindly: `after_s` counts from each request."""
     options = {name: value for name, value in (await body.options()).items() if name in body.model_fields_set}
     changes = {name: getattr(body, name) for name in (*TIMES, "missed")}
@@ -102,7 +100,7 @@ async def change_schedule(
 
 
 @router.delete("/sessions/{session_id}/schedules/{key}", summary="Cancel a schedule", responses=CONFLICT)
-async def cancel_schedule(session_id: InPath, key: InPath, caller: RequestCaller) -> ScheduleCancelled:
+async def cancel_schedule(session_id: InPath, key: InPath, caller: MemberCaller) -> ScheduleCancelled:
     """May be repeated. A run that has begun goes on."""
     return ScheduleCancelled(
         cancelled=await caller.on_session(session_id, lambda session: session.cancel_schedule(key))

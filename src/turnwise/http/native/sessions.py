@@ -48,7 +48,7 @@ from turnwise.http.native.models import (
     prompts_of,
 )
 from turnwise.http.problems import documented
-from turnwise.http.service import RequestCaller
+from turnwise.http.service import Caller, MemberCaller, RequestCaller
 from turnwise.http.sse import (
     PAGE,
     SILENCE_S,
@@ -82,6 +82,7 @@ MAX_HITS = 100
 
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many at most.")]
 Agents = Annotated[bool, Query(description="Also the sessions of agents that runs have called.")]
+Shared = Annotated[bool, Query(description="Instead, the sessions of others that are shared with the user.")]
 After = Annotated[int, Query(description="Only what has a higher number.")]
 EventKinds = Annotated[
     list[str] | None, Query(max_length=MAX_NAMES, description="Only events of these kinds; may be repeated.")
@@ -106,8 +107,10 @@ async def open_session(body: OpenSession, caller: RequestCaller, request: Reques
     return _opened(caller, session, request, response)
 
 
-def _opened(caller: RequestCaller, session: AsyncSession, request: Request, response: Response) -> SessionOpened:
-    caller.service.handles.cache_session(caller.user_id, session)
+def _opened(
+    caller: Caller, session: AsyncSession, request: Request, response: Response, *, owner: str | None = None
+) -> SessionOpened:
+    caller.service.handles.cache_session(caller.user_id, session, owner=owner)
     response.headers["Location"] = path_of(request.scope.get("root_path", ""), "v1", "sessions", session.id)
     return SessionOpened.of(session)
 
@@ -127,6 +130,7 @@ async def list_sessions(
     until: Annotated[float | None, Query(description="Only if the time is before this one.")] = None,
     order_by: Annotated[SessionOrder, Query(description="The time by which they are ordered.")] = "created_at",
     agents: Agents = False,
+    shared: Shared = False,
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> SessionPage:
@@ -136,7 +140,7 @@ async def list_sessions(
         "title": title,
         "metadata": _json_object("metadata", metadata),
     }
-    query["agents"] = agents
+    query |= {"agents": agents, "shared": shared}
     query |= {"since": since, "until": until, "order_by": order_by, "cursor": cursor, "limit": limit}
     return SessionPage.of(await caller.manager.list(user_id=caller.user_id, **query))
 
@@ -163,9 +167,14 @@ OfLabels = Annotated[Any, Depends(labels_of)]
 
 @router.get("/count", summary="Count sessions")
 async def count_sessions(
-    caller: RequestCaller, agent: Agent = None, status: SessionStatus | None = None, agents: Agents = False
+    caller: RequestCaller,
+    agent: Agent = None,
+    status: SessionStatus | None = None,
+    agents: Agents = False,
+    shared: Shared = False,
 ) -> SessionCount:
-    count = await caller.manager.count(user_id=caller.user_id, agent=agent, status=status, agents=agents)
+    query: dict[str, Any] = {"agent": agent, "status": status, "agents": agents, "shared": shared}
+    count = await caller.manager.count(user_id=caller.user_id, **query)
     return SessionCount(sessions=count)
 
 
@@ -206,12 +215,12 @@ async def clear_sessions(body: ClearSession, caller: RequestCaller, agent: Agent
 
 
 @router.get("/sessions/{session_id}", summary="Get a session, with its open runs", responses=NOT_FOUND)
-async def get_session(session_id: InPath, caller: RequestCaller) -> SessionState:
+async def get_session(session_id: InPath, caller: MemberCaller) -> SessionState:
     return SessionState.of_info(await caller.on_session(session_id, AsyncSession.info))
 
 
 @router.patch("/sessions/{session_id}", summary="Change title and metadata", responses=NOT_FOUND)
-async def update_session(session_id: InPath, body: UpdateSession, caller: RequestCaller) -> SessionShown:
+async def update_session(session_id: InPath, body: UpdateSession, caller: MemberCaller) -> SessionShown:
     changes = body.model_dump()
     return SessionShown.of(await caller.on_session(session_id, lambda session: session.update(**changes)))
 
@@ -219,40 +228,40 @@ async def update_session(session_id: InPath, body: UpdateSession, caller: Reques
 @router.delete("/sessions/{session_id}", summary="Delete a session, and what memories keep of it", responses=CONFLICT)
 async def delete_session(
     session_id: InPath,
-    caller: RequestCaller,
+    caller: MemberCaller,
     *,
     memory: Annotated[bool, Query(description="If false, memories keep what they have of the session.")] = True,
     verify: Verified = False,
 ) -> ForgottenShown:
     done = await caller.on_session(session_id, lambda session: session.delete(memory=memory, verify=verify))
-    caller.service.handles.drop_session(caller.user_id, session_id)
+    caller.service.handles.drop_session(caller.user_id, session_id, owner=caller.owner)
     return ForgottenShown.of(done)
 
 
 @router.post("/sessions/{session_id}/end", summary="End a session", status_code=204, responses=NOT_FOUND)
-async def end_session(session_id: InPath, caller: RequestCaller) -> None:
+async def end_session(session_id: InPath, caller: MemberCaller) -> None:
     """Cancels its runs; it accepts no new ones. May be repeated."""
     await caller.on_session(session_id, AsyncSession.end)
 
 
 @router.post("/sessions/{session_id}/refresh", summary="Restart its `ttl_s` now", status_code=204, responses=NOT_FOUND)
-async def refresh_session(session_id: InPath, caller: RequestCaller) -> None:
+async def refresh_session(session_id: InPath, caller: MemberCaller) -> None:
     await caller.on_session(session_id, AsyncSession.refresh)
 
 
 @router.post("/sessions/{session_id}/engine", summary="Use another engine", status_code=204, responses=NOT_FOUND)
-async def use_engine(session_id: InPath, body: UseEngine, caller: RequestCaller) -> None:
+async def use_engine(session_id: InPath, body: UseEngine, caller: MemberCaller) -> None:
     await caller.on_session(session_id, lambda session: session.use(body.engine))
 
 
 @router.post("/sessions/{session_id}/clear", summary="Remove its messages for good", responses=CONFLICT)
-async def clear_session(session_id: InPath, body: ClearSession, caller: RequestCaller) -> ForgottenShown:
+async def clear_session(session_id: InPath, body: ClearSession, caller: MemberCaller) -> ForgottenShown:
     options = body.model_dump()
     return ForgottenShown.of(await caller.on_session(session_id, lambda session: session.clear(**options)))
 
 
 @router.post("/sessions/{session_id}/choose", summary="Show another version of the conversation", responses=CONFLICT)
-async def choose_version(session_id: InPath, body: ChooseVersion, caller: RequestCaller) -> VersionChosen:
+async def choose_version(session_id: InPath, body: ChooseVersion, caller: MemberCaller) -> VersionChosen:
     """Shows the version that has this turn, with what was answered after it. May be repeated."""
     return VersionChosen(changed=await caller.on_session(session_id, lambda session: session.choose(body.index)))
 
@@ -261,14 +270,14 @@ async def choose_version(session_id: InPath, body: ChooseVersion, caller: Reques
     "/sessions/{session_id}/fork", summary="Continue it as another session", status_code=201, responses=CONFLICT
 )
 async def fork_session(
-    session_id: InPath, body: ForkSession, caller: RequestCaller, request: Request, response: Response
+    session_id: InPath, body: ForkSession, caller: MemberCaller, request: Request, response: Response
 ) -> SessionOpened:
     fork = await caller.on_session(session_id, lambda session: session.fork(body.at, body.id))
-    return _opened(caller, fork, request, response)
+    return _opened(caller, fork, request, response, owner=caller.owner)
 
 
 @router.post("/sessions/{session_id}/compact", summary="Compact its window", responses=CONFLICT)
-async def compact_session(session_id: InPath, body: Compact, caller: RequestCaller) -> CompactionShown | None:
+async def compact_session(session_id: InPath, body: Compact, caller: MemberCaller) -> CompactionShown | None:
     """Answers null if nothing was to be changed."""
     compaction = await caller.on_session(session_id, lambda session: session.compact(explain=body.explain))
     return CompactionShown.of(compaction) if compaction else None
@@ -280,20 +289,20 @@ async def compact_session(session_id: InPath, body: Compact, caller: RequestCall
     response_model=BlocksShown,
     responses=NOT_FOUND,
 )
-async def expand_summary(session_id: InPath, body: Expand, caller: RequestCaller) -> Any:
+async def expand_summary(session_id: InPath, body: Expand, caller: MemberCaller) -> Any:
     blocks = await caller.on_session(session_id, lambda session: session.expand(body.summary))
     return await blocks_answer(blocks)
 
 
 @router.post("/sessions/{session_id}/append", summary="Add prompts for the next run", responses=CONFLICT)
-async def append_prompts(session_id: InPath, body: Append, caller: RequestCaller) -> TurnShown:
+async def append_prompts(session_id: InPath, body: Append, caller: MemberCaller) -> TurnShown:
     """Must not be repeated if its outcome is unknown: use the idempotency key of a run for that."""
     prompts = prompts_of(body.prompt)
     return TurnShown.of(await caller.on_session(session_id, lambda session: session.append(*prompts)))
 
 
 @router.post("/sessions/{session_id}/import", summary="Add a conversation from elsewhere", responses=CONFLICT)
-async def import_messages(session_id: InPath, body: ImportMessages, caller: RequestCaller) -> TurnShown:
+async def import_messages(session_id: InPath, body: ImportMessages, caller: MemberCaller) -> TurnShown:
     """May be repeated: the same conversation is stored once."""
     options = body.model_dump(exclude={"messages", "format"})
     return TurnShown.of(
@@ -309,19 +318,19 @@ async def import_messages(session_id: InPath, body: ImportMessages, caller: Requ
     response_model=MessagesShown,
     responses=NOT_FOUND,
 )
-async def export_messages(session_id: InPath, caller: RequestCaller, format: Exported = "openai_chat") -> Any:
+async def export_messages(session_id: InPath, caller: MemberCaller, format: Exported = "openai_chat") -> Any:
     return await messages_answer(await caller.on_session(session_id, lambda session: session.export_messages(format)))
 
 
 @router.post("/sessions/{session_id}/cancel", summary="Cancel the active run", responses=CONFLICT)
-async def cancel_active_run(session_id: InPath, body: Cancel, caller: RequestCaller) -> Cancelled:
+async def cancel_active_run(session_id: InPath, body: Cancel, caller: MemberCaller) -> Cancelled:
     return Cancelled(cancelled=await caller.on_session(session_id, lambda session: session.cancel(body.reason)))
 
 
 @router.get("/sessions/{session_id}/messages", summary="Its messages, page by page, back in time", responses=NOT_FOUND)
 async def list_messages(
     session_id: InPath,
-    caller: RequestCaller,
+    caller: MemberCaller,
     *,
     limit: Limit = 100,
     before: Annotated[str | None, Query(description="The cursor of a page or of a message.")] = None,
@@ -338,7 +347,7 @@ async def list_messages(
     summary="Take a message out of what later runs continue",
     responses=CONFLICT,
 )
-async def remove_message(session_id: InPath, place: InPath, caller: RequestCaller) -> MessageRemoved:
+async def remove_message(session_id: InPath, place: InPath, caller: MemberCaller) -> MessageRemoved:
     """`place` is that of a listed message. Nothing is erased: turns keep their snapshots."""
     return MessageRemoved(removed=await caller.on_session(session_id, lambda session: _remove(session, place)))
 
@@ -354,7 +363,7 @@ async def _remove(session: AsyncSession, place: str) -> int:
 
 
 @router.get("/sessions/{session_id}/turns", summary="Its turns, by index", responses=NOT_FOUND)
-async def list_turns(session_id: InPath, caller: RequestCaller, after: After = -1, limit: Limit = 100) -> TurnPage:
+async def list_turns(session_id: InPath, caller: MemberCaller, after: After = -1, limit: Limit = 100) -> TurnPage:
     turns = await caller.on_session(session_id, lambda session: session.turns(after, limit))
     return TurnPage(items=[TurnShown.of(turn) for turn in turns], next=turns.next)
 
@@ -367,7 +376,7 @@ async def list_turns(session_id: InPath, caller: RequestCaller, after: After = -
 )
 async def get_turn(
     session_id: InPath,
-    caller: RequestCaller,
+    caller: MemberCaller,
     *,
     index: Annotated[int | None, Query(description="Its index.")] = None,
     turn_id: Annotated[str | None, Query(description="Or the id that its run was started with.")] = None,
@@ -383,14 +392,14 @@ async def get_turn(
 
 @router.get("/sessions/{session_id}/runs", summary="Its runs, by turn index", responses=NOT_FOUND)
 async def list_runs_of_session(
-    session_id: InPath, caller: RequestCaller, after: After = -1, limit: Limit = 100
+    session_id: InPath, caller: MemberCaller, after: After = -1, limit: Limit = 100
 ) -> RunsOfSession:
     runs = await caller.on_session(session_id, lambda session: session.runs(after, limit))
     return RunsOfSession(items=[RunShown.of(run) for run in runs], next=runs.next)
 
 
 @router.post("/sessions/{session_id}/events", summary="Add an event of your own", status_code=201, responses=CONFLICT)
-async def add_session_event(session_id: InPath, body: AddEvent, caller: RequestCaller) -> EventAdded:
+async def add_session_event(session_id: InPath, body: AddEvent, caller: MemberCaller) -> EventAdded:
     return EventAdded(seq=await caller.on_session(session_id, lambda session: session.add_event(**body.model_dump())))
 
 
@@ -403,7 +412,7 @@ async def add_session_event(session_id: InPath, body: AddEvent, caller: RequestC
 async def list_session_events(
     session_id: InPath,
     request: Request,
-    caller: RequestCaller,
+    caller: MemberCaller,
     *,
     streams: Streams,
     after: After = 0,

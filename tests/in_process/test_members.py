@@ -93,9 +93,10 @@ class FileReader:
         return self
 
     async def run(self, turn: Turn, context: RunContext) -> list[AnyBlock]:
-        assert context.files is not None
+        prompt = turn.new_blocks[-1]
+        assert context.files is not None and isinstance(prompt, User)
         try:
-            return [Text(text=(await context.files.get(turn.new_blocks[-1].text)).decode())]  # type: ignore[union-attr]
+            return [Text(text=(await context.files.get(prompt.text)).decode())]
         except FileNotStoredError:
             return [Text(text="none")]
 

@@ -65,6 +65,8 @@ class RunOrigin(Record):
     """A digest of the prompts and of the options of the model call; empty without a key."""
     author: str | None = None
     """The member who has started it; None for the session's user."""
+    joins: bool = False
+    """Whether its prompts may join the active run while it is queued: see `run(if_busy="inject")`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +125,6 @@ class RunRecord(Record):
     """The tools of this run alone, whose results its caller provides, by name: `description` and `parameters`."""
     overflow: FrozenDict | None = None
     """The overflow strategy of this run alone: its name, as `strategy`, and its settings. None for the session's."""
-    joins: bool = False
-    """Whether its prompts may join the active run while it is queued: see `run(if_busy="inject")`."""
     trace: FrozenDict = field(default_factory=FrozenDict)
     """The W3C trace context of the run's first span, and the id of that span's `parent`; empty without telemetry."""
 
@@ -153,6 +153,11 @@ class RunRecord(Record):
     def author(self) -> str | None:
         """The member who has started it; None for the session's user."""
         return self.origin.author
+
+    @property
+    def joins(self) -> bool:
+        """Whether its prompts may join the active run while it is queued: see `run(if_busy="inject")`."""
+        return self.origin.joins
 
     @property
     def is_open(self) -> bool:

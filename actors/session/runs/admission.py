@@ -61,7 +61,7 @@ from turnwise.memory.files.attachments import stand_in
 from turnwise.memory.stores.reading import deliveries_of
 from turnwise.memory.values.frozen_json import FrozenDict
 from turnwise.memory.values.growing_text import whole
-from turnwise.memory.values.limits import MAX_WAITING_BLOCKS, check_count
+from turnwise.memory.values.limits import MAX_BLOCKS, MAX_WAITING_BLOCKS, check_count
 from turnwise.memory.values.records import replace
 
 _CLEARS_QUEUE = ("interrupt", "rollback", "latest")
@@ -877,6 +877,7 @@ class RunAdmission:
         """
         if isinstance(self._engines.whole.builder, NamedEngines):
             await self._transactor.loaded()  # the session's row says which engine takes the prompts
+        check_count("prompts", len(prompts), "MAX_BLOCKS", MAX_BLOCKS)  # before any is looked at
         named, max_bytes = await self._files.named(prompts, stores=stores), self._engines.config.max_prompt_bytes
         blocks, encoded = accept(self._state.session_id, named, max_bytes, self._refusal)
         return await self._files.moved_prompts(blocks, encoded, stores=stores)
@@ -970,7 +971,7 @@ class RunAdmission:
             created_at=now,
             started_at=now + silence_s if silence_s else None,
             run_id=request.run_id,
-            origin=request.origin,
+            origin=replace(request.origin, joins=self._may_join(request)),
             timeout_s=options.get("timeout_s"),
             parent=options.get("parent"),
             engine=session.engine,
@@ -982,17 +983,21 @@ class RunAdmission:
             instructions=instructions,
             tools=FrozenDict(tools),
             overflow=FrozenDict(options.get("overflow") or {}) or None,
-            joins=bool(state.busy) and request.if_busy == "inject" and not any(map(options.get, _OWN_OPTIONS)),
         )
         request.run_resources.compactor_of(record)  # refuses a strategy that this session's window does not allow
         return record
+
+    def _may_join(self, request: _StartRequest) -> bool:
+        return bool(
+            self._state.busy and request.if_busy == "inject" and not any(map(request.options.get, _OWN_OPTIONS))
+        )
 
     async def _find_run(self, request: _StartRequest, *, stored: bool = False) -> Started | None:
         """Return the run with this id or idempotency key, or None; with `stored`, look up the id in the store too."""
         record = self._known_record(request.run_id)
         if record is None and request.key:
             record = await self._journal.store.run_of_key(self._state.key, request.key)
-            if record and record.origin != request.origin:
+            if record and replace(record.origin, joins=False) != request.origin:
                 raise IdempotencyConflictError(self._state.session_id, request.key, record.run_id)
         if record is None and stored:
             try:

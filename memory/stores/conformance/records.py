@@ -120,7 +120,9 @@ async def check_every_field_of_a_run_comes_back(store: SessionStore) -> None:
             "empty", 5, why="", started_at=0.0, ended_at=0.0, timeout_s=0.0, usage=Usage(), stop_reason="", memory="off"
         ),
         "traced": a_run("traced", 6, trace=freeze({"traceparent": "00-1-2-01"})),
-        "joining": a_run("joining", 7, joins=True, overflow=freeze({"strategy": TEXT, "turns": 2**40})),
+        "joining": a_run(
+            "joining", 7, origin=RunOrigin(joins=True), overflow=freeze({"strategy": TEXT, "turns": 2**40})
+        ),
         "saying": a_run("saying", 8, output=freeze({"says": TEXT})),
     }
     for run in runs.values():

@@ -39,6 +39,9 @@ MAX_CONNECTIONS = 10_000
 WHERE = "where"
 """The key for a partial index's predicate in its `info`. Dialect options would make SQLAlchemy load each dialect."""
 
+BY_KEY = "by_key"
+"""The key in a table's `info`, if its rows are few or small: SQLite then keeps them in their key's index alone."""
+
 _meta = sa.Table(
     "turnwise_meta",
     sa.MetaData(),
@@ -413,6 +416,9 @@ class SQLDatabase(Shared):
             for index in (index for table in self._schema.tables.tables.values() for index in table.indexes):
                 if WHERE in index.info:
                     index.kwargs[f"{connection.dialect.name}_where"] = index.info[WHERE]
+            for table in self._schema.tables.tables.values():
+                if table.info.get(BY_KEY) and self.is_local:
+                    table.kwargs["sqlite_with_rowid"] = False
             self._schema.tables.create_all(connection)
             version = str(self._schema.version)
             connection.execute(sa.insert(_meta).values(name=self._schema.name, value=version))

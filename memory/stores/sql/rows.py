@@ -237,9 +237,7 @@ def read_turn(row: Any, key: SessionKey) -> TurnRecord:
     return decoded(f"turn {key.session_id}#{row.idx}", decode)
 
 
-_RUN_FIELDS = [
-    field.name for field in fields(RunRecord) if field.name not in ("session_id", "user_id", "joins", "origin")
-]
+_RUN_FIELDS = [field.name for field in fields(RunRecord) if field.name not in ("session_id", "user_id", "origin")]
 
 
 def run_row(key: int, run: RunRecord) -> dict[str, Any]:
@@ -288,9 +286,9 @@ def changed_run_row(key: int, run: RunRecord) -> dict[str, Any]:
 def read_run(row: Any, key: SessionKey) -> RunRecord:
     def decode() -> RunRecord:
         values = _values(row, _RUN_FIELDS, _RUN_TEXTS)
-        if origin := _values(row, ("idempotency_key", "fingerprint", "author"), set()):
+        if origin := _values(row, ("idempotency_key", "fingerprint", "author", "joins"), set()):
             values["origin"] = {"key": origin.pop("idempotency_key", None), **origin}
-        return record_of(RunRecord, {**values, **key._asdict(), "joins": bool(row.joins)})
+        return record_of(RunRecord, {**values, **key._asdict()})
 
     return decoded(f"run {row.run_id}", decode)
 

@@ -26,7 +26,7 @@ from sqlalchemy import (
 
 from turnwise.memory.conversation.ledger import NUMBERS, LedgerKey
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.stores.sql.database import WHERE, Schema
+from turnwise.memory.stores.sql.database import BY_KEY, WHERE, Schema
 
 tables = MetaData()
 
@@ -221,6 +221,7 @@ ledger = Table(
     *(Column(name, BigInteger, nullable=False) for name in NUMBERS),
     # A session's rows stand together, so that its commits find them and its deletion does. No two sessions share a row.
     PrimaryKeyConstraint("user_id", "session_id", "day", "kind", "model", "tool", "agent"),
+    info={BY_KEY: True},
 )
 
 counters = Table(
@@ -233,6 +234,7 @@ counters = Table(
     Column("ends", BigInteger, nullable=False),
     Column("used", BigInteger, nullable=False),
     PrimaryKeyConstraint("user_id", "agent", "quota_id"),
+    info={BY_KEY: True},
 )
 
 # Sorted by code points in every database, since pages go by ids.
@@ -282,6 +284,7 @@ files = Table(
     Column("object_id", Text, nullable=False),
     Column("created_at", Double, nullable=False),
     PrimaryKeyConstraint("user_id", "session_id", "file_id"),
+    info={BY_KEY: True},
 )
 
 file_objects = Table(
@@ -293,6 +296,7 @@ file_objects = Table(
     Column("size", BigInteger, nullable=False),
     Column("uses", BigInteger, nullable=False),
     Column("reserved_at", Double),  # NULL once it was used, or is unused
+    info={BY_KEY: True},
 )
 Index(
     "turnwise_file_objects_digest",

@@ -200,7 +200,7 @@ def test_each_cut_of_a_conversation_continues_what_was_said_before_it() -> None:
         (
             [{"role": "user", "content": [{"type": "file", "file": {"file_id": "f-1"}}]}],
             "messages[0].content[0].file.file_id",
-            "keeps no files",
+            "there is no file 'f-1': upload it first",
         ),
     ],
 )

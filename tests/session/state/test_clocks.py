@@ -70,6 +70,7 @@ class NoProcesses:
     """The realm of a store that no process uses."""
 
     portal = None
+    has_files = False
 
     def open_history(self) -> None:
         return None

@@ -286,8 +286,10 @@ def changed_run_row(key: int, run: RunRecord) -> dict[str, Any]:
 def read_run(row: Any, key: SessionKey) -> RunRecord:
     def decode() -> RunRecord:
         values = _values(row, _RUN_FIELDS, _RUN_TEXTS)
-        if origin := _values(row, ("idempotency_key", "fingerprint", "author", "joins"), set()):
+        if origin := _values(row, ("idempotency_key", "fingerprint", "author"), set()):
             values["origin"] = {"key": origin.pop("idempotency_key", None), **origin}
+        if row.joins:
+            values["origin"] = {**values.get("origin", {}), "joins": True}
         return record_of(RunRecord, {**values, **key._asdict()})
 
     return decoded(f"run {row.run_id}", decode)

@@ -117,7 +117,7 @@ READABLE = {
     TurnRecord: "index parent turn_id run_id status prompt appended input output carried usage created_at forgotten"
     " removed",
     RunRecord: "run_id session_id user_id turn_index state first_seq created_at started_at ended_at code timeout_s"
-    " successor parent usage resumes memory model engine joins trace",
+    " successor parent usage resumes memory model engine trace",
     Delivery: "delivery_id session_id user_id key to_session namespace engine_id revision kind occurs_at due_at"
     " schedule missed if_busy created_at attempts",
 }

@@ -388,13 +388,22 @@ class _OpenedStore:
         self._url = url
         self._shared = store
         self._is_closed = False
+        for verb in dir(store):  # as its own, since protocols are looked up without `__getattr__`
+            if not verb.startswith("_") and verb != "close" and inspect.iscoroutinefunction(getattr(store, verb)):
+                setattr(self, verb, partial(self._call, verb))
 
-    def __getattr__(self, verb: str) -> Any:
-        if verb.startswith("_"):
-            raise AttributeError(verb)
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self._verb(name)
+
+    async def _call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
+        return await self._verb(verb)(*args, **kwargs)
+
+    def _verb(self, name: str) -> Any:
         if self._is_closed:
             raise StoreClosedError(self._url)
-        return getattr(self._shared, verb)
+        return getattr(self._shared, name)
 
     async def close(self) -> None:
         """Close it for this user. The others go on."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import inspect
 import logging
 import os
 import pickle
@@ -19,6 +20,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from turnwise import AsyncSessionManager, EchoEngine, InProcess, SessionManager
+from turnwise.actors.cluster.actors.store_actor import _RemoteStore
 from turnwise.actors.in_process.runtime import InProcessRuntime
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.inference.openai.engine import OpenAIEngine
@@ -26,8 +28,11 @@ from turnwise.actors.inference.tools.tool import tool
 from turnwise.conformance.placements import LAWS
 from turnwise.errors import ConfigError, RunFailedError, StoreClosedError
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.files.index import FileIndex
 from turnwise.memory.longterm.lexical import LexicalMemory
+from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.conformance.laws import Law
+from turnwise.memory.stores.search.records import Searchable
 from turnwise.memory.stores.sql.sqlite_owner import SQLiteOwner
 from turnwise.memory.stores.store_owner import StoreOwner
 from turnwise.memory.working.memory import WorkingMemory
@@ -436,3 +441,13 @@ def test_a_store_of_ones_own_is_made_for_each_loop_that_uses_it(tmp_path: Path) 
         SessionManager(SQLStore(f"sqlite:///{tmp_path}/a.db"), engine=EchoEngine(), placement=InProcess())
     ) as manager:
         assert manager.open("chat").run("again").wait().index == 1
+
+
+def test_shared_stores_in_memory_are_what_they_can_do_on_each_python() -> None:
+    """Python 3.12 and later look for the methods of a protocol without `__getattr__`."""
+    with SessionManager("memory://protocols", engine=EchoEngine(), placement=InProcess()) as manager:
+        opened = manager._store.store  # noqa: SLF001 - the object itself
+        for store in (opened, _RemoteStore("memory://", None)):
+            for protocol in (SessionStore, Searchable, FileIndex):
+                verbs = {name for name, value in vars(protocol).items() if inspect.iscoroutinefunction(value)}
+                assert verbs and [verb for verb in verbs if inspect.getattr_static(store, verb, None) is None] == []

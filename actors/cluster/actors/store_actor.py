@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import inspect
 from functools import partial
 from typing import Any, cast
 
@@ -32,17 +32,21 @@ class StoreHost:
             return Refused(error)
 
 
+_VERBS = [
+    name
+    for name in dir(InMemoryStore)
+    if not name.startswith("_") and name != "close" and inspect.iscoroutinefunction(getattr(InMemoryStore, name))
+]
+
+
 class _RemoteStore:
     """A `SessionStore` each of whose methods is one Ray call to the host."""
 
     def __init__(self, url: str, actor: Any) -> None:
         self._url = url
         self._actor = actor
-
-    def __getattr__(self, verb: str) -> Callable[..., Awaitable[Any]]:
-        if verb.startswith("_"):
-            raise AttributeError(verb)
-        return partial(self._call, verb)
+        for verb in _VERBS:
+            setattr(self, verb, partial(self._call, verb))
 
     async def close(self) -> None:
         self._actor = None

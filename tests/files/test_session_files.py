@@ -103,7 +103,10 @@ def test_requests_have_the_bytes_of_files_and_the_history_has_their_ids(
         chat.run("and again").wait()
         assert uri(PNG, "image/png") in str(ASKED[-1])
         assert sorted(file.name for file in chat.files.list()) == ["cat.png", "paper.pdf"]
-        assert {file.name: chat.files.get(file.file_id) for file in chat.files.list()} == {"cat.png": PNG, "paper.pdf": PDF}
+        assert {file.name: chat.files.get(file.file_id) for file in chat.files.list()} == {
+            "cat.png": PNG,
+            "paper.pdf": PDF,
+        }
         assert b"".join(chat.files.read(paper.file_id, 2, 6)) == PDF[2:6]
         assert chat.files.info(paper.file_id) == paper
     with SessionManager(**place, engine=engine) as manager:

@@ -16,6 +16,11 @@ def share(count: int, one_of: int = 20) -> int:
     return count if "TURNWISE_ALL" in os.environ else count // one_of
 
 
+def of_kills(count: int = 3) -> int:
+    """Return of how many kills between two steps `exhaust` tries one; all of them with `make races`."""
+    return 1 if "TURNWISE_ALL" in os.environ else count
+
+
 def on_stores_in_turn(laws: Iterable[Law]) -> list[Any]:
     """Return each law with "memory" or "sqlite", in turn, as parameters of a test; with `make races` with both."""
     return [

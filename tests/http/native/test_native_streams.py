@@ -134,14 +134,15 @@ async def test_streams_of_two_users_tell_once_and_in_order_what_their_sessions_s
                         break
             return told
 
+        slow = " ".join(["word"] * 24)
         following = asyncio.gather(follow({}, 3), follow(BOB, 1))
         await client.post(f"{path}/say", json={"text": "Hello, Ann."})
-        await client.post(f"{path}/runs", json={"prompt": "one two three four"})
+        await client.post(f"{path}/runs", json={"prompt": slow})
         queued = await client.post(f"{path}/say", json={"text": "One more thing."})
         assert (await client.get(queued.headers["location"])).json()["state"] == "queued"
         await client.post(f"{path}/say", json={"text": "Hello, Bob."}, headers=BOB)
         anns, bobs = await asyncio.wait_for(following, WAIT_S)
-        for told, texts in ((anns, ["Hello, Ann.", "one two three four", "One more thing."]), (bobs, ["Hello, Bob."])):
+        for told, texts in ((anns, ["Hello, Ann.", slow, "One more thing."]), (bobs, ["Hello, Bob."])):
             ends = [frame["data"] for frame in told if frame["event"] == "run_completed"]
             assert [end["blocks"][-1]["text"] for end in ends] == texts
             numbers = [int(frame["id"]) for frame in told]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from scale import of_kills
 from teams import SLOW_S, Team, asks
 from turnwise.actors.session.engines.budget import Budget
 from turnwise.engines import agent_tool, tool
@@ -120,5 +121,5 @@ def test_an_agent_that_any_fault_hits_begins_again() -> None:
         for world in team.worlds.values():
             (await world.audit()).check()
 
-    struck = exhaust(life)
+    struck = exhaust(life, kills_one_of=of_kills())
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck

@@ -377,8 +377,14 @@ class Bench:
             "  transactions a turn, counted at SQLite", result=f"{transactions:g}, of {statements:g} statements"
         )
 
-    async def _sql_of_a_turn(self, name: str, engine: EngineBuilder, prompt: str, turns: int) -> tuple[float, float]:
-        """Return the numbers of transactions and statements of a turn, of a session core in this process."""
+    async def _sql_of_a_turn(
+        self, name: str, engine: EngineBuilder, prompt: str, turns: int, *, about: str = ""
+    ) -> tuple[float, float]:
+        """Return the numbers of transactions and statements of a turn, of a session core in this process.
+
+        Args:
+            about: count only statements that have this in their text.
+        """
         traced = list[str]()
         core, store = await self._core_of(name, engine, traced.append)
         await self._turns_of(core, prompt, 1, Samples())  # it reads what a process reads once a minute
@@ -389,7 +395,8 @@ class Bench:
         commits = sum(sql == "COMMIT" for sql in traced)
         begins = sum(sql.startswith("BEGIN") for sql in traced)
         assert commits == begins > 0, traced
-        return commits / turns, (len(traced) - commits - begins) / turns
+        others = sum(about in sql for sql in traced if sql != "COMMIT" and not sql.startswith("BEGIN"))
+        return commits / turns, others / turns
 
     async def _core_of(
         self, name: str, engine: EngineBuilder, trace: Callable[[str], object] | None = None
@@ -720,9 +727,9 @@ class Bench:
     def deliveries(self) -> None:
         """Measure what sessions do by themselves, and what a turn costs that has nothing to do with it."""
         scale = self.scale
-        _, statements = asyncio.run(self._sql_of_a_turn("undelivered", EchoEngine(), prompt_of(200), 20))
-        before = deliveries.STATEMENTS_BEFORE
-        self.table.judge("statements of a turn, as before deliveries", statements, before, "")
+        table = "turnwise_deliveries"
+        _, statements = asyncio.run(self._sql_of_a_turn("undelivered", EchoEngine(), prompt_of(200), 20, about=table))
+        self.table.judge("statements about deliveries of a turn without any", statements, 0.0, "")
         deliveries.agent_calls(self.table, self.folder, scale.agents)
         deliveries.lateness(self.table, waiting=scale.waiting, due=scale.due)
         deliveries.idleness(self.table, waiting=scale.waiting, minutes=scale.idle_minutes)

@@ -42,9 +42,6 @@ LATE_S = 30.0
 IDLE_FROM_S = 30.0
 """When counting begins, after the start of a dispatcher: between two of its requests, if it sends one a minute."""
 
-STATEMENTS_BEFORE = 10.0
-"""How many statements a turn took in SQLite before there were deliveries."""
-
 researcher = agent_tool("researcher", engine="agent", description="Finds things out.")
 
 

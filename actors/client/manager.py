@@ -492,7 +492,7 @@ class AsyncSessionManager:
         try:
             filled = await with_bytes_of(self._client, session.user_id, prompts)
             return await AsyncSession(client, SessionRef.of(session), agent).run(*filled, **options)
-        except TurnwiseError:
+        except (TurnwiseError, TypeError):
             await self._store.run(lambda store: take_back(store, counts))
             raise
 

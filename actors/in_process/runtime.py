@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 import os
 import pickle
 import socket
@@ -36,7 +35,7 @@ from turnwise.errors import ConfigError, SessionLostError, StoreClosedError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.longterm.items.base import ItemStore
-from turnwise.memory.stores.base import LocalClock, SessionStore
+from turnwise.memory.stores.base import LocalClock, SessionStore, verbs_of
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.store_owner import StoreOwner
 from turnwise.memory.values.ids import new_id
@@ -364,10 +363,8 @@ class SharedStore(LocalClock):
     def __init__(self, store: InMemoryStore) -> None:
         self._lock = threading.Lock()
         self._clock = store.clock
-        for verb in dir(store):
-            method = getattr(store, verb)
-            if verb != "close" and inspect.iscoroutinefunction(method):
-                setattr(self, verb, partial(self._call, method))
+        for verb in verbs_of(store):
+            setattr(self, verb, partial(self._call, getattr(store, verb)))
 
     def clock(self) -> float:
         """See `LocalClock.clock`."""
@@ -388,9 +385,8 @@ class _OpenedStore:
         self._url = url
         self._shared = store
         self._is_closed = False
-        for verb in dir(store):  # as its own, since protocols are looked up without `__getattr__`
-            if not verb.startswith("_") and verb != "close" and inspect.iscoroutinefunction(getattr(store, verb)):
-                setattr(self, verb, partial(self._call, verb))
+        for verb in verbs_of(store):
+            setattr(self, verb, partial(self._call, verb))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import secrets
 from abc import ABC, abstractmethod
@@ -335,6 +336,15 @@ class LocalClock(ABC):
 def clock_of(store: object) -> Callable[[], float] | None:
     """Return the clock of a store that has it in this process; None for others."""
     return store.clock if isinstance(store, LocalClock) else None
+
+
+def verbs_of(store: object) -> list[str]:
+    """Return the names of a store's coroutine methods but `close`, for one that stands in place of it.
+
+    It should have them as its own: Python 3.12 and later look for the methods of a protocol without `__getattr__`.
+    """
+    names = (name for name in dir(store) if not name.startswith("_") and name != "close")
+    return [name for name in names if inspect.iscoroutinefunction(getattr(store, name))]
 
 
 @runtime_checkable

@@ -26,7 +26,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.blocks import AnyBlock
 from turnwise.memory.conversation.turns import Turn
-from turnwise.stores import Encryption
+from turnwise.stores import Encryption, Quota
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql", "redis", "encrypted"])
@@ -131,6 +131,19 @@ def test_members_have_the_files_of_the_session_and_no_others_of_its_user(
         for gone in (tom.files.list, lambda: tom.files.put("late.txt", b"")):
             with pytest.raises(SessionNotFoundError):
                 gone()
+
+
+def test_members_do_not_decide_about_the_quotas_of_the_sessions_user(settings: dict[str, Any]) -> None:
+    with manager_of(**settings) as manager:
+        chat = shared(manager, tom="member", olga="owner")
+        manager.set_quota(Quota(user_id="ann", runs=1, per="month", then="ask"))
+        chat.run("one").wait()
+        run = as_member(manager, "tom").run("two")
+        (call,) = run.pending()
+        with pytest.raises(NotAllowedError, match="tom"):
+            run.approve(call.call_id)
+        as_member(manager, "olga").execution(run.run_id).approve(call.call_id)
+        assert run.wait().text == "two"
 
 
 def test_sessions_are_listed_for_their_members(settings: dict[str, Any]) -> None:

@@ -498,7 +498,7 @@ class SessionManager:
         try:
             filled = with_bytes_of(self._client, session.user_id, prompts)
             return Session(client, SessionRef.of(session), agent).run(*filled, **options)
-        except TurnwiseError:
+        except (TurnwiseError, TypeError):
             self._store.run(lambda store: take_back(store, counts))
             raise
 

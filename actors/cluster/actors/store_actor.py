@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from functools import partial
 from typing import Any, cast
 
@@ -14,7 +13,7 @@ from turnwise.actors.cluster.calls.actor_waiting import reached
 from turnwise.actors.hosting.reach import NoProcessError
 from turnwise.actors.hosting.wire import Refused
 from turnwise.errors import StoreClosedError, StoreError, TurnwiseError
-from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.base import SessionStore, verbs_of
 from turnwise.memory.stores.in_memory import InMemoryStore
 
 
@@ -32,20 +31,13 @@ class StoreHost:
             return Refused(error)
 
 
-_VERBS = [
-    name
-    for name in dir(InMemoryStore)
-    if not name.startswith("_") and name != "close" and inspect.iscoroutinefunction(getattr(InMemoryStore, name))
-]
-
-
 class _RemoteStore:
     """A `SessionStore` each of whose methods is one Ray call to the host."""
 
     def __init__(self, url: str, actor: Any) -> None:
         self._url = url
         self._actor = actor
-        for verb in _VERBS:
+        for verb in verbs_of(InMemoryStore):
             setattr(self, verb, partial(self._call, verb))
 
     async def close(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from turnwise.actors.inference.attempt import reason
 from turnwise.actors.inference.engine import CallChecker, EngineBuilder, NewEvent, Selective
-from turnwise.actors.session.acting import check_own
+from turnwise.actors.session.acting import check_acting, check_own
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.runs.agents import AgentCalls
 from turnwise.actors.session.runs.prompt_joining import Joining, PromptJoining
@@ -33,7 +33,7 @@ from turnwise.memory.conversation.calls.tool_calls import (
     with_usage,
 )
 from turnwise.memory.conversation.events import CallDecided, RunResumed
-from turnwise.memory.conversation.runs import RunRecord, RunState
+from turnwise.memory.conversation.runs import QUOTA, RunRecord, RunState
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.transcript import Ledger
 from turnwise.memory.conversation.usage import Usage
@@ -116,6 +116,8 @@ class Approvals:
             state = calls.get(call_id)
             if state is None or state.wants is None:
                 raise CallNotFoundError(self._state.session_id, run_id, call_id)
+            if state.name == QUOTA:  # it is of the session's user, whose spending a member may not raise
+                await check_acting(self._journal.session, self._journal.store, "owner")
             if state.digest == decision.digest:
                 return False
             if state.verdict or run is None:

@@ -53,9 +53,9 @@ class QuotaChecks:
         quotas = await self._quotas.quotas() if self._quotas else ()
         then = next((quota.then for quota in quotas if quota.quota_id == error.quota_id), "refuse")
         if then == "ask":
-            asked = CallState(name=QUOTA, wants="budget", why=_why(error))
+            question = CallState(name=QUOTA, wants="budget", why=_why(error))
             return replace(
-                record, calls=encode_calls({**decode_calls(record.calls), call_id_of(error.quota_id): asked})
+                record, calls=encode_calls({**decode_calls(record.calls), call_id_of(error.quota_id): question})
             )
         if then == "refuse" and not record.waits_for_quota:
             raise error
@@ -71,10 +71,10 @@ class QuotaChecks:
             Suspend: somebody has to decide.
             LimitError: somebody has refused it.
         """
-        asked = {call_id: state for call_id, state in run.calls.items() if state.name == QUOTA}
-        if waiting := {call_id: state for call_id, state in asked.items() if state.is_waiting}:
+        questions = {call_id: state for call_id, state in run.calls.items() if state.name == QUOTA}
+        if waiting := {call_id: state for call_id, state in questions.items() if state.is_waiting}:
             raise Suspend(waiting)
-        for state in asked.values():
+        for state in questions.values():
             if state.verdict == "rejected":
                 raise LimitError(f"{state.why}, and exceeding it was refused", QUOTA)
 
@@ -90,8 +90,8 @@ class QuotaChecks:
             if quota.then == "refuse":
                 raise LimitError(_why(error), QUOTA)
             if quota.then == "ask" and not (state and state.verdict == "approved"):
-                asked = CallState(name=QUOTA, wants="budget", why=_why(error))
-                raise Suspend({call_id_of(quota.quota_id): asked})
+                question = CallState(name=QUOTA, wants="budget", why=_why(error))
+                raise Suspend({call_id_of(quota.quota_id): question})
 
     async def _used_up(
         self, *, runs: bool = True, run: ActiveRun | None = None

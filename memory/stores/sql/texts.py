@@ -196,8 +196,8 @@ class SQLiteTexts:
             f"WHERE t.id > ? AND t.id < ? AND {conditions} ORDER BY t.id DESC"
         )
         rows = cursor.execute(statement, (indexed, before, *values)).fetchall()
-        said = _stored_texts(cursor, [(row[1], row[6]) for row in rows])
-        yield from (row for row, text in zip(rows, said, strict=True) if texts.query.matches(text))
+        stored_texts = _stored_texts(cursor, [(row[1], row[6]) for row in rows])
+        yield from (row for row, text in zip(rows, stored_texts, strict=True) if texts.query.matches(text))
 
     def count(self, cursor: Any, texts: TextFilter, limit: int) -> int:
         if not _has_texts(cursor):

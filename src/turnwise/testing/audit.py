@@ -309,9 +309,11 @@ async def _search_holds(store: SessionStore, key: SessionKey, session: StoredSes
     for word in words[:: max(1, len(words) // SEARCHED_WORDS)]:
         texts = TextFilter(query=Query((Term((word,)),)), user_id=key.user_id, session_id=key.session_id)
         hits = await store.search_texts(texts, limit=len(words_of) + 1)
-        found = sorted((hit.turn_index, hit.number) for hit in hits)
-        if found != (said := sorted(place for place, own in words_of.items() if word in own)):
-            findings.append(("search finds what is stored", f"{word!r} is in messages {said}, and found in {found}"))
+        hit_places = sorted((hit.turn_index, hit.number) for hit in hits)
+        stored_places = sorted(place for place, own_words in words_of.items() if word in own_words)
+        if hit_places != stored_places:
+            problem = f"{word!r} is in messages {stored_places}, and found in {hit_places}"
+            findings.append(("search finds what is stored", problem))
     return findings
 
 

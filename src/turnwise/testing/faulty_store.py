@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
 from turnwise.errors import StoreError
+from turnwise.memory.stores.base import verbs_of
 from turnwise.testing.faults import Faults, Kind
 from turnwise.testing.process import crash
 from turnwise.testing.schedules import pause
@@ -55,9 +55,8 @@ class FaultyStore:
         self._for_real = for_real
         self._name = name
 
-        for verb in dir(inner):
-            if not verb.startswith("_") and verb != "close" and inspect.iscoroutinefunction(getattr(inner, verb)):
-                setattr(self, verb, self._faulty(verb))
+        for verb in verbs_of(inner):
+            setattr(self, verb, self._faulty(verb))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

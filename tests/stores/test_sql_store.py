@@ -36,6 +36,7 @@ from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.sql.schema import SCHEMA
 from turnwise.memory.stores.sql.statements import Statements, statements_of
 from turnwise.memory.stores.sql.store import SQLStore
+from turnwise.memory.stores.sql.texts import BATCH
 from turnwise.memory.stores.urls import open_store, resolve_url
 from turnwise.memory.values.frozen_json import freeze
 
@@ -250,7 +251,9 @@ def test_a_turn_takes_at_most_twice_its_text_and_a_constant_number_of_rows(url: 
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     of_search = "name LIKE 'turnwise_words%' OR name LIKE 'turnwise_texts%'"
     (index,) = connection.execute(f"SELECT sum(pgsize) FROM dbstat WHERE {of_search}").fetchone()
+    (indexed,) = connection.execute("SELECT CAST(value AS INTEGER) FROM turnwise_meta WHERE name = 'indexed_texts'")
     connection.close()
+    assert 2 * len(prompts) - indexed[0] < BATCH + 16, "a search reads the texts that are not in the index yet"
     text = 2 * sum(map(len, prompts))
     assert empty < text / 4 and (tmp_path / "store.db").stat().st_size - empty - index <= 2 * text
     assert index <= 1.25 * text, "what search takes, of words that each occur once"

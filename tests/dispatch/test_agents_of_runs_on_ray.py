@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator, Callable
 from types import ModuleType
 from typing import Any
 
-import pytest
-
+from scale import ONE_PLACEMENT
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.actor_names import actor_name, dispatcher_name, find_actor
-from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
+from turnwise.actors.hosting.placement import Dedicated, Placement
 from turnwise.actors.hosting.store_spec import store_id_of
 from turnwise.actors.session.config import SessionConfig
 from turnwise.engines import FunctionEngine, agent_tool, tool
@@ -51,14 +50,14 @@ def a_team(make_ray_manager: MakeManager, placement: Placement) -> SessionManage
     )
 
 
-@pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
+@ONE_PLACEMENT
 def test_agents_answer_while_the_caller_has_no_process(make_ray_manager: MakeManager, placement: Placement) -> None:
     turn = a_team(make_ray_manager, placement).open("chat").run("go").wait(WAIT_S)
     assert turn.text == "done"
     assert [block.text for block in turn.output if block.kind == "tool_result"] == ["about a", "about b"]
 
 
-@pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
+@ONE_PLACEMENT
 def test_agents_ask_at_the_top_and_are_deleted_with_their_caller(
     make_ray_manager: MakeManager, placement: Placement
 ) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from engines import ScriptedEngine, process_of
+from scale import ONE_PLACEMENT
 from stored.audit import store_of
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
@@ -40,8 +41,6 @@ from turnwise.testing.scripted_engine import ScriptedAnswer, ScriptedEngine as S
 MakeManager = Callable[..., SessionManager]
 
 WAIT_S = 60.0
-
-PLACEMENTS = pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
 
 QUICK = SessionConfig(idle_s=0.2)
 
@@ -92,7 +91,7 @@ def actors(namespace: str, tmp_path: Path) -> Actors:
     return Actors(namespace, store_id_of(namespace, f"sqlite:///{tmp_path}/chats.db"))
 
 
-@PLACEMENTS
+@ONE_PLACEMENT
 def test_a_session_that_has_left_is_woken_when_its_run_is_due(
     make_ray_manager: MakeManager, actors: Actors, placement: Placement
 ) -> None:
@@ -108,7 +107,7 @@ def test_a_session_that_has_left_is_woken_when_its_run_is_due(
     assert later.run_id in [run.run_id for run in chat.runs()] and not chat.schedules().items
 
 
-@PLACEMENTS
+@ONE_PLACEMENT
 def test_a_message_wakes_a_session_that_has_left(
     make_ray_manager: MakeManager, actors: Actors, placement: Placement
 ) -> None:
@@ -122,7 +121,7 @@ def test_a_message_wakes_a_session_that_has_left(
     eventually(lambda: not ann.schedules().items)
 
 
-@PLACEMENTS
+@ONE_PLACEMENT
 def test_each_occurrence_begins_one_run_whoever_is_killed(
     make_ray_manager: MakeManager, actors: Actors, ray_session: ModuleType, placement: Placement
 ) -> None:
@@ -233,7 +232,7 @@ def test_a_manager_that_opens_the_store_has_what_waits_carried_out(
         eventually(lambda: texts(manager.get("chat")) == ["one"])
 
 
-@PLACEMENTS
+@ONE_PLACEMENT
 def test_the_manager_that_has_scheduled_a_run_has_the_engine_of_it(
     make_ray_manager: MakeManager, actors: Actors, placement: Placement
 ) -> None:
@@ -247,7 +246,7 @@ def test_the_manager_that_has_scheduled_a_run_has_the_engine_of_it(
     eventually(lambda: (texts(first), texts(second)) == (["a one"], ["b two"]))
 
 
-@PLACEMENTS
+@ONE_PLACEMENT
 def test_a_model_sets_a_reminder_within_a_run(
     make_ray_manager: MakeManager, actors: Actors, placement: Placement
 ) -> None:

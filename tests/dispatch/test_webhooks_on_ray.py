@@ -11,19 +11,18 @@ from typing import Any
 
 import pytest
 
+from scale import ONE_PLACEMENT
 from servers.webhook_receiver import Receiver
 from stored.audit import store_of
 from stored.open_stores import run_with
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.actor_names import dispatcher_name, find_actor
-from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
+from turnwise.actors.hosting.placement import Placement
 from turnwise.actors.hosting.store_spec import store_id_of
 from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.stores.base import SessionStore
 
 WAIT_S = 60.0
-
-PLACEMENTS = pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ def eventually(holds: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-@PLACEMENTS
+@ONE_PLACEMENT
 def test_a_receiver_is_told_though_the_dispatcher_is_killed(
     make_ray_manager: Callable[..., SessionManager],
     receiver: Receiver,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import time
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
 
+from turnwise.actors.hosting.placement import Dedicated, Packed
 from turnwise.memory.stores.conformance.laws import Law
 
 
@@ -29,3 +32,22 @@ def on_stores_in_turn(laws: Iterable[Law]) -> list[Any]:
         for number, store in enumerate(("memory", "sqlite"))
         if share(2, 2) == 2 or index % 2 == number
     ]
+
+
+def one_a_day(name: str, values: Sequence[Any], ids: Sequence[str]) -> Callable[[Callable[..., Any]], Any]:
+    """Return a decorator that has a test run with one of these values, each day with the next one.
+
+    `make races` runs it with all of them. The name of the test says which value it had. Tests do not all have the same
+    value on one day, so each value is tried each day.
+    """
+
+    def parametrized(test: Callable[..., Any]) -> Any:
+        chosen = (zlib.crc32(test.__name__.encode()) + int(time.time() // 86400)) % len(values)
+        params = [pytest.param(value, id=id_) for value, id_ in zip(values, ids, strict=True)]
+        return pytest.mark.parametrize(name, params if share(2, 2) == 2 else [params[chosen]])(test)
+
+    return parametrized
+
+
+ONE_PLACEMENT = one_a_day("placement", [Dedicated(), Packed(hosts=1)], ["dedicated", "packed"])
+"""Sessions of a test have processes of their own, or share one; see `one_a_day`."""

@@ -14,14 +14,19 @@ from turnwise.actors.hosting.placement import Dedicated, Packed
 from turnwise.memory.stores.conformance.laws import Law
 
 
+def today() -> int:
+    """Return the number of the day, by which samples are chosen, so that another day has others."""
+    return int(time.time() // 86400)
+
+
 def share(count: int, one_of: int = 20) -> int:
     """Return how many of so many schedules a run takes: one of twenty, or of so many; all of them with `make races`."""
     return count if "TURNWISE_ALL" in os.environ else count // one_of
 
 
-def of_kills(count: int = 3) -> int:
-    """Return of how many kills between two steps `exhaust` tries one; all of them with `make races`."""
-    return 1 if "TURNWISE_ALL" in os.environ else count
+def of_cases(count: int = 3) -> dict[str, int]:
+    """Return which of the cases `exhaust` tries: one of so many, each day others; all of them with `make races`."""
+    return {"one_of": count, "draw": today()} if share(2, 2) < 2 else {}
 
 
 def on_stores_in_turn(laws: Iterable[Law]) -> list[Any]:
@@ -42,7 +47,7 @@ def one_a_day(name: str, values: Sequence[Any], ids: Sequence[str]) -> Callable[
     """
 
     def parametrized(test: Callable[..., Any]) -> Any:
-        chosen = (zlib.crc32(test.__name__.encode()) + int(time.time() // 86400)) % len(values)
+        chosen = (zlib.crc32(test.__name__.encode()) + today()) % len(values)
         params = [pytest.param(value, id=id_) for value, id_ in zip(values, ids, strict=True)]
         return pytest.mark.parametrize(name, params if share(2, 2) == 2 else [params[chosen]])(test)
 

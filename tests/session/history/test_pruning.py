@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from memories.session_memories import Book, MemoryStage
+from scale import of_cases
 from schedules import SESSION, inline
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
@@ -159,4 +160,4 @@ def test_no_fault_at_any_point_leaves_more_than_the_limit_or_a_turn_too_few() ->
         assert sum(size(turn.prompt) + size(turn.output) for turn in turns) <= 4
         assert turns[-1].run_id == "four" and len(turns) == 2
 
-    assert exhaust(life)["kill"] > 20
+    assert exhaust(life, **of_cases())["kill"] > 20

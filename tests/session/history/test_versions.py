@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from memories.session_memories import Book, MemoryStage
-from scale import share
+from scale import of_cases, share
 from schedules import SESSION, World as RacingWorld, explore, inline
 from stored.audit import check_session, turns_of
 from turnwise.actors.session.core import SessionCore
@@ -503,7 +503,7 @@ def test_no_fault_at_any_point_loses_a_version_or_answers_twice() -> None:
         ]
         (await world.audit()).check()
 
-    assert exhaust(life)["kill"] > 20
+    assert exhaust(life, **of_cases())["kill"] > 20
 
 
 @pytest.mark.usefixtures("quiet")
@@ -525,7 +525,7 @@ def test_no_fault_at_any_point_of_a_rollback_hides_the_earlier_version() -> None
             assert said(outcome.turn.blocks) == ["a long edit", "three"] and shown == [2, 3]
         (await world.audit(discards=True)).check()
 
-    assert exhaust(life)["kill"] > 20
+    assert exhaust(life, **of_cases())["kill"] > 20
 
 
 OUTCOMES = (TurnReplacedError, SessionBusyError, TurnNotFoundError, InvalidInputError, NoActiveRunError)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scale import of_kills, share
+from scale import of_cases, share
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.state.quota_book import MOST_AGE_S
@@ -96,7 +96,7 @@ def test_no_more_runs_are_stored_than_a_quota_allows_whatever_fails_or_dies() ->
         await check_counters(store)
         await world.audit()
 
-    assert exhaust(life, kills_one_of=of_kills()).total() > 50
+    assert exhaust(life, **of_cases()).total() > 50
 
 
 def test_sessions_that_race_for_the_last_run_exceed_no_quota() -> None:
@@ -115,7 +115,7 @@ def test_sessions_that_race_for_the_last_run_exceed_no_quota() -> None:
         assert accepted.count(True) + accepted.count(False) + len(refused_as_busy) == 6
         await check_counters(store)
 
-    assert exhaust(life, kills_one_of=of_kills()).total() > 50
+    assert exhaust(life, **of_cases()).total() > 50
 
 
 @pytest.mark.virtual_time
@@ -266,7 +266,7 @@ def test_runs_that_quotas_queue_survive_kills_and_never_exceed_the_quota() -> No
         for world in worlds:
             await world.audit()
 
-    assert exhaust(life, kills_one_of=of_kills()).total() > 50
+    assert exhaust(life, **of_cases()).total() > 50
 
 
 @pytest.mark.virtual_time

@@ -39,7 +39,7 @@ def on_stores_in_turn(laws: Iterable[Law]) -> list[Any]:
     ]
 
 
-def one_a_day(name: str, values: Sequence[Any], ids: Sequence[str]) -> Callable[[Callable[..., Any]], Any]:
+def one_a_day(names: str, values: Sequence[Any], ids: Sequence[str]) -> Callable[[Callable[..., Any]], Any]:
     """Return a decorator that has a test run with one of these values, each day with the next one.
 
     `make races` runs it with all of them. The name of the test says which value it had. Tests do not all have the same
@@ -48,8 +48,11 @@ def one_a_day(name: str, values: Sequence[Any], ids: Sequence[str]) -> Callable[
 
     def parametrized(test: Callable[..., Any]) -> Any:
         chosen = (zlib.crc32(test.__name__.encode()) + today()) % len(values)
-        params = [pytest.param(value, id=id_) for value, id_ in zip(values, ids, strict=True)]
-        return pytest.mark.parametrize(name, params if share(2, 2) == 2 else [params[chosen]])(test)
+        params = [
+            pytest.param(*(value if isinstance(value, tuple) else [value]), id=id_)
+            for value, id_ in zip(values, ids, strict=True)
+        ]
+        return pytest.mark.parametrize(names, params if share(2, 2) == 2 else [params[chosen]])(test)
 
     return parametrized
 

@@ -7,8 +7,7 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import httpx
 import pytest
 from filled import filled, rows, turnwise
 
+from patience import until
 from servers.served import served
 from servers.webhook_receiver import Receiver
 from tools.agent_team import team
@@ -250,7 +250,7 @@ def test_what_failed_is_listed_and_the_next_program_sends_it_again(
     with SessionManager(store, **settings) as manager:
         webhook = manager.webhook(receiver.url, events=["run.completed"], allow_private=True)
         manager.open("chat").run("hello").wait()
-        wait_until(lambda: bool(webhook.failed().items))
+        until(lambda: bool(webhook.failed().items))
         code, _, errors = commands.run("webhooks", "send-again", store, webhook.id)
         assert code == 1 and "no other may change it" in errors, errors
         assert webhook.id in commands.run("webhooks", "ls", store)[1], "it reads beside the program"
@@ -264,15 +264,8 @@ def test_what_failed_is_listed_and_the_next_program_sends_it_again(
     assert again == (0, "calls that are sent again: 1\n", "")
     assert len(receiver.requests) == before, "the command sends nothing itself"
     with SessionManager(store, **settings):
-        wait_until(lambda: len(receiver.requests) > before)
+        until(lambda: len(receiver.requests) > before)
     assert {headers["webhook-id"] for _, headers, _ in receiver.requests} == {f"msg_{call['call'].rpartition('~')[2]}"}
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + 30.0
-    while not holds():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 import ray
-from test_agents_on_ray import until
 from test_sessions_on_ray import kill
 
 from engines import process_of
+from patience import until
 from scale import one_a_day
 from turnwise import AsyncSessionManager, EchoEngine, Packed, Session, SessionConfig, SessionManager, WaitTimeoutError
 from turnwise.actors.cluster.calls import local_calls

@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from test_sessions_on_ray import audit, kill, python
 
 from engines import SlowlyBuilt, process_of
+from patience import until
 from scale import ONE_PLACEMENT
 from tools import agent_tools
 from tools.agent_tools import charge, driver, fail, far_away, note, pause, pay, prompt, search, stubborn, whoami
@@ -118,14 +118,6 @@ def bench(make_manager: Callable[..., SessionManager], provider: LocalProvider, 
 @pytest.fixture
 def ray_bench(make_ray_manager: Callable[..., SessionManager], provider: LocalProvider, tmp_path: Path) -> Bench:
     return Bench(make_ray_manager, provider, tmp_path / "notes")
-
-
-def until(holds: Callable[[], object], limit_s: float = WAIT_S) -> None:
-    """Wait until a condition holds that another process fulfils."""
-    deadline = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def awaited(run: ExecutionHandle) -> list[PendingCall]:

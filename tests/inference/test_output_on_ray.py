@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel, Field, field_validator
-from test_agents_on_ray import WAIT_S, until
+from test_agents_on_ray import WAIT_S
 from test_output import MINUS, PARIS, says
 from test_sessions_on_ray import kill
 
 from engine_calls import engine_at
+from patience import until
 from quirks import QuirkServer, Reply
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_agents_on_ray import until
 
 from memories.memory_engines import SteeredEmbedding
 from memories.memory_manager import WAIT_S, Chroma, House, answering, say, sections, told
+from patience import until
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.errors import ConfigError

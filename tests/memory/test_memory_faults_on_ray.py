@@ -11,11 +11,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from test_agents_on_ray import until
 from test_sessions_on_ray import kill
 
 from memories.memory_engines import SteeredEmbedding
 from memories.memory_manager import WAIT_S, House, answering, say, told
+from patience import until
 from scale import share
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.cluster.calls.local_calls import _BY_LOOP

@@ -18,13 +18,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from test_agents_on_ray import WAIT_S, until
+from test_agents_on_ray import WAIT_S
 from test_output import says
 from test_sessions_on_ray import kill
 
 from engine_calls import engine_at
 from memories.memory_engines import BrokenMemory, Mirror, SlowMemory
 from memories.memory_manager import answering
+from patience import until
 from quirks import QuirkServer, Reply
 from scale import share
 from turnwise.actors.client.blocking.manager import SessionManager

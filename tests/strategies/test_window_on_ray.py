@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_agents_on_ray import is_alive, results, until
+from test_agents_on_ray import is_alive, results
 from test_sessions_on_ray import kill, python
 
 from engines import ScriptedEngine, process_of
+from patience import until
 from stored.audit import store_of
 from tools.agent_tools import prompt
 from turnwise.actors.client.blocking.manager import SessionManager

@@ -24,7 +24,7 @@ def share(count: int, one_of: int = 20) -> int:
     return count if "TURNWISE_ALL" in os.environ else count // one_of
 
 
-def of_cases(count: int = 3) -> dict[str, int]:
+def of_cases(count: int = 3) -> dict[str, Any]:
     """Return which of the cases `exhaust` tries: one of so many, each day others; all of them with `make races`."""
     return {"one_of": count, "draw": today()} if share(2, 2) < 2 else {}
 

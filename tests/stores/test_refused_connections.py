@@ -67,7 +67,9 @@ async def test_a_call_that_gets_no_connection_in_time_says_what_to_do(url_of_rol
         await locking.execute("LOCK TABLE turnwise_sessions")
         calls = [asyncio.create_task(store.get(session.key)) for _ in range(2)]
         (late,), (locked,) = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-        with pytest.raises(StoreError, match=r"none of its own was free for 1 s; let fewer processes use it \(Packed\)"):
+        with pytest.raises(
+            StoreError, match=r"none of its own was free for 1 s; let fewer processes use it \(Packed\)"
+        ):
             await late
     assert await locked == session
     for other in others:
@@ -80,8 +82,7 @@ async def test_a_role_without_rights_is_told_to_get_them(url_of_role: str) -> No
     await own(owner, "first")
     await owner.close()
     store = SQLStore(url_of_role)
-    with pytest.raises(StoreError, match="permission denied for table .*; the role lacks a right .*: GRANT it"):
-        await store.now()
+    with pytest.raises(StoreError, match=r"permission denied for table .*; the role lacks a right .*: GRANT it"):
         await own(store, "second")
     await store.close()
 

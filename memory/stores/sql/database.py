@@ -17,7 +17,14 @@ from sqlalchemy import exc
 
 from turnwise.errors import CorruptRecordError, SchemaVersionError, StoreClosedError, StoreError, StoreURLError
 from turnwise.memory.stores.sql.connection_room import ConnectionRoom
-from turnwise.memory.stores.sql.error_hints import NO_ROOM, has_no_room, is_undecodable, lacks_tables, remedy, without_text
+from turnwise.memory.stores.sql.error_hints import (
+    NO_ROOM,
+    has_no_room,
+    is_undecodable,
+    lacks_tables,
+    remedy,
+    without_text,
+)
 from turnwise.memory.stores.sql.sqlite_file import SQLiteFile, begin_writing, path_of
 from turnwise.memory.stores.sql.sqlite_owner import SQLiteOwner
 from turnwise.memory.stores.store_owner import LABEL, Shared, StoreOwner, rivals_among

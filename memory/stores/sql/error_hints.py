@@ -46,7 +46,7 @@ _OF_CONNECTING = {
     "connection slots are reserved": "53300",
     "no more connections allowed": "53300",
 }
-"""SQLSTATEs, or their classes, by what a server or a pooler says that refuses a connection: the driver tells none then."""
+"""SQLSTATEs, or their classes, by what is said to who gets no connection: the driver tells none then."""
 _REFUSED = "the database refused it, and nothing was written: its log says more"
 
 _OF_POSTGRES = {
@@ -77,7 +77,7 @@ def remedy(error: object) -> str:
 
 
 def _state_of_refusal(error: object) -> str:
-    """Return the SQLSTATE, or its class, with which a server refused a connection; empty if the error is another one."""
+    """Return the SQLSTATE, or its class, with which a server refused a connection; empty for another error."""
     said = str(error) if "FATAL:" in str(error) else ""
     return next((code for words, code in _OF_CONNECTING.items() if words in said), "")
 

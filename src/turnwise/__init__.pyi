@@ -18,6 +18,7 @@ from turnwise.errors import (
     ConfigError as ConfigError,
     EngineError as EngineError,
     NotFoundError as NotFoundError,
+    QuotaExceededError as QuotaExceededError,
     RunCancelledError as RunCancelledError,
     RunFailedError as RunFailedError,
     RunInterruptedError as RunInterruptedError,

@@ -18,7 +18,6 @@ from turnwise.errors import (
     ConfigError as ConfigError,
     EngineError as EngineError,
     NotFoundError as NotFoundError,
-    QuotaExceededError as QuotaExceededError,
     RunCancelledError as RunCancelledError,
     RunFailedError as RunFailedError,
     RunInterruptedError as RunInterruptedError,

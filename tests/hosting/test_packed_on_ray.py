@@ -230,7 +230,8 @@ def test_hosts_answer_until_those_are_ready_that_replace_them(
         finally:
             (tmp_path / "ready").touch()
         new = made.result(WAIT_S)
-    assert chat.run("after").wait(WAIT_S).text == "after" == new.open("chat").latest().text
+    assert chat.run("after").wait(WAIT_S).text == "after"
+    assert [turn.text for turn in new.open("chat").turns()][-1] == "after"
     until(lambda: [layout.hosts for layout in find_layouts(namespace, store_id)] == [2])
     check(new, ["chat"])
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 STORE = "TURNWISE_STORE"
 """The variable that names the store of commands that are given none."""
 
-FAILED, INTERRUPTED = 1, 130
+FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
 """Exit codes. Wrong usage has 2, as Typer decides."""
 
 _NEAR = 60
@@ -169,8 +169,13 @@ class Command(TyperCommand):
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """Carry out what a command does. Ctrl-C ends it, also while it waits for a file, and the command exits with 130."""
+    """Carry out what a command does. Ctrl-C ends it, also while it waits for a file, and the command exits with 130.
+
+    SIGTERM ends it likewise, with 143 as from a shell.
+    """
     try:
+        if _is_main():
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # Ray's own prints addresses
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not _is_main():
             return asyncio.run(work)
         early: list[int] = []  # Ctrl-C that came while the event loop was made: half of one cannot be closed

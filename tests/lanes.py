@@ -122,7 +122,7 @@ def is_same_on_each_python(file: Path) -> bool:
     `SAME_ON_EACH_PYTHON`. Of the rest, each test runs but exhaustive ones, and with each of its values once: see
     `each_value_once` in tests/conftest.py.
     """
-    searches = re.search(r"TURNWISE_ALL|from scale|import scale|@given", file.read_text(encoding="utf-8"))
+    searches = re.search(r"TURNWISE_ALL|\b(share|on_stores_in_turn)\(|@given", file.read_text(encoding="utf-8"))
     return bool(searches) or name_of(file).startswith(SAME_ON_EACH_PYTHON)
 
 

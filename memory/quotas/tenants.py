@@ -32,9 +32,9 @@ def check_tenant(tenant: Any) -> str:
     Raises:
         InvalidIdError: it cannot.
     """
-    tenant = check_id("tenant", tenant)
-    if (size := len(tenant.encode())) > MAX_TENANT_BYTES:
-        raise InvalidIdError("tenant", shown(tenant), f"it has {size} bytes, and may have {MAX_TENANT_BYTES}")
-    if tenant == "*":
-        raise InvalidIdError("tenant", tenant, "it stands for each tenant")
-    return tenant
+    name = check_id("tenant", tenant)
+    if (size := len(name.encode())) > MAX_TENANT_BYTES:
+        raise InvalidIdError("tenant", shown(name), f"it has {size} bytes, and may have {MAX_TENANT_BYTES}")
+    if name == "*":
+        raise InvalidIdError("tenant", name, "it stands for each tenant")
+    return name

@@ -1,0 +1,1 @@
+"""Commands about what is used by whom: `quotas`, `usage` and `tenants`."""

@@ -126,8 +126,8 @@ class Activation:
     """The runs that have not ended, by turn index."""
     now: float
     """The time by the store's clock: see `SessionStore.now`."""
-    tenant: str | None = None
-    """The tenant of the session's user; None if the user has none."""
+    tenant: str | None = ""
+    """The tenant of the session's user; None if the user has none, empty if the store does not say."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from turnwise.memory.quotas.records import EACH, Quota, QuotaCount, QuotaCounters, QuotaUse, counts_of, use_of
+from turnwise.memory.quotas.records import EACH, Quota, QuotaCounters, QuotaUse, use_of
 from turnwise.memory.stores.base import SessionStore
-from turnwise.memory.values.records import replace
 
 
 async def quota_uses(
@@ -59,27 +56,6 @@ async def check_quotas(store: SessionStore, user_id: str, agent: str | None) -> 
     for quota, key in keys:
         if key and (counter := counters.of(quota, key)).used >= quota.most:
             raise quota.exceeded(key, counter.used, counter.ends, counters.now)
-
-
-async def count_run(store: SessionStore, user_id: str, agent: str | None) -> Sequence[QuotaCount]:
-    """Count a run of which nothing is stored; return what was counted, for `take_back`.
-
-    Raises:
-        QuotaExceededError: a quota is used up, whatever it does to other runs: this one could not wait.
-    """
-    if not (quotas := await store.quotas()):
-        return []
-    tenant = (await store.tenants_of([user_id])).get(user_id)
-    counts = counts_of(quotas, user_id, agent, tenant=tenant, admits=1, spent=())
-    if counts:
-        await store.use_quotas(counts)
-    return counts
-
-
-async def take_back(store: SessionStore, counts: Sequence[QuotaCount]) -> None:
-    """Take back what `count_run` has counted, as the run was not begun."""
-    if counts:
-        await store.use_quotas([replace(count, amount=-count.amount, is_checked=False) for count in counts])
 
 
 def _limits(quota: Quota, user_id: str | None, agent: str | None, tenant: str | None) -> bool:

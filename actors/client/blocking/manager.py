@@ -88,7 +88,6 @@ from turnwise.errors import (
     SessionExistsError,
     SessionNotFoundError,
     SessionOwnerError,
-    TurnwiseError,
     shown,
 )
 from turnwise.memory.archive.expiry import Swept
@@ -119,7 +118,7 @@ from turnwise.memory.stores.base import NO_CALLER, Page, SessionOrder
 from turnwise.memory.stores.encrypted.records import check_session, is_sealed
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.marks import count_marks_of, find_marks
-from turnwise.memory.stores.quotas import count_run, quota_uses, take_back
+from turnwise.memory.stores.quotas import quota_uses
 from turnwise.memory.stores.reading import page_of_deliveries
 from turnwise.memory.stores.search.finding import SearchHit, SearchOrder, find_messages
 from turnwise.memory.stores.search.query import parse_query
@@ -480,8 +479,8 @@ class SessionManager:
         It has a session of its own in the memory of the Ray cluster. The handle waits, streams and cancels as any
         other, from any process; a minute after the run has ended it may be gone, and then its methods raise
         SessionNotFoundError. The run is lost with its process or its node. It is in no list of this manager. Quotas
-        count it as a run, and refuse it once they are used up, whatever they do with others; they do not count what it
-        spends.
+        count it as a run, and what it spends, and refuse it once they are used up, whatever they do with others. The
+        ledger has nothing of it.
 
         Args:
             prompts: what the model is given.
@@ -496,13 +495,8 @@ class SessionManager:
             InvalidInputError, EmptyTurnError, InvalidPromptError: nothing was started; see `Session.run`.
         """
         client, session = self._open_once(user_id, agent, metadata, engine)
-        counts = self._store.run(lambda store: count_run(store, session.user_id, agent))
-        try:
-            filled = with_bytes_of(self._client, session.user_id, prompts)
-            return Session(client, SessionRef.of(session), agent).run(*filled, **options)
-        except (TurnwiseError, TypeError):
-            self._store.run(lambda store: take_back(store, counts))
-            raise
+        filled = with_bytes_of(self._client, session.user_id, prompts)
+        return Session(client, SessionRef.of(session), agent).run(*filled, **options)
 
     @checked(user_id=UserId | None, agent=AgentName | None, engine=EngineName | None)
     def _open_once(
@@ -931,6 +925,7 @@ class SessionManager:
         self._start.done()
         self._store.ask("set_quota", quota)
         self._client.announce_quotas()
+        self._once.announce_quotas()
 
     @checked(quota_id=Text)
     def remove_quota(self, quota_id: str) -> None:
@@ -943,6 +938,7 @@ class SessionManager:
         self._start.done()
         self._store.ask("remove_quota", quota_id)
         self._client.announce_quotas()
+        self._once.announce_quotas()
 
     @checked(user_id=UserId | None, agent=AgentName | None, tenant=TenantName | None)
     def quotas(
@@ -975,6 +971,7 @@ class SessionManager:
         self._start.done()
         self._store.ask("set_tenant", user_id, tenant)
         self._client.announce_quotas()
+        self._once.announce_quotas()
 
     @checked(user_id=UserId)
     def tenant(self, user_id: str) -> str | None:
@@ -1082,6 +1079,7 @@ class SessionManager:
         self._start.done()
         self._once.forget(user_id)
         report = forget(self._client, self._store, user_id, verify=verify)
+        self._once.announce_quotas()
         collect_files(self._client)
         return report
 
@@ -1151,7 +1149,7 @@ class SessionManager:
     def execution(self, run_id: str, *, user_id: str | None = None, as_user: str | None = None) -> ExecutionHandle:
         """Return the handle of a run of any of the user's sessions; without a user, of those of the user "default".
 
-        Also finds runs of `run_once`, by any manager of this Ray, as long as they are there.
+        Also finds runs of `run_once`, by any manager of this store on this Ray, as long as they are there.
 
         Args:
             as_user: the member of its session for whom it is: see `get`.

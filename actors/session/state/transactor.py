@@ -437,7 +437,7 @@ class Transactor:
     async def _activate(self) -> None:
         read_at = self._quotas.tenants.now() if self._quotas else None
         activation = await self._journal.activate()
-        if self._quotas and read_at:
+        if self._quotas and read_at and activation.tenant != "":  # else it is read when it is needed
             self._quotas.tenants.learn(self._journal.key.user_id, activation.tenant, read_at)
         last, self._unanswered = self._unanswered, None
         commit = self._settled(last) if last else None

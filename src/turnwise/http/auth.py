@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import PlainValidator
 from starlette.requests import HTTPConnection
@@ -137,8 +137,9 @@ class BearerTokens:
             match user:
                 case str():
                     users[token] = user
-                case {"user": str(name), **rest} if _are_options(rest):
-                    users[token] = Identity(name, bool(rest.get("operator", False)), rest.get("tenant"))
+                case {"user": str(name), **options} if _are_options(options):
+                    tenant: Any = options.get("tenant")
+                    users[token] = Identity(name, bool(options.get("operator", False)), tenant)
                 case _:
                     raise ConfigError("tokens", shown(source), form)
         return cls(users)
@@ -159,7 +160,7 @@ class BearerTokens:
 _SHORTEST = 16
 
 
-def _are_options(entry: Mapping[str, object]) -> bool:
+def _are_options(entry: Mapping[Any, object]) -> bool:
     """Return whether an entry has, besides the user, what `BearerTokens.from_file` takes."""
     tenant, operator = entry.get("tenant"), entry.get("operator", False)
     return set(entry) <= {"operator", "tenant"} and (tenant is None or isinstance(tenant, str)) and operator in (0, 1)

@@ -52,17 +52,18 @@ async def test_nobody_sees_what_another_tenant_has(tmp_path: Path) -> None:
     async with in_process(tmp_path) as client:
         for user, tenant in (("ann", "acme"), ("bob", "other")):
             await client.put(f"/v1/users/{user}/tenant", json={"tenant": tenant}, headers=ROOT)
-        for quota in ({"tenant": "acme", "runs": 1}, {"tenant": "other", "runs": 7}, {"tenant": "*", "tokens": 10**6}):
+        quotas: list[dict[str, Any]] = [{"tenant": "acme", "runs": 1}, {"tenant": "other", "runs": 7}]
+        for quota in (*quotas, {"tenant": "*", "tokens": 10**6}):
             set_ = await client.put(QUOTAS, json={**quota, "per": "month"}, headers=ROOT)
             assert set_.status_code == 200, set_.text
-        assert [await run(client, user) for user in (ANN, BOB)] == [200, 200]
+        assert [await run(client, headers) for headers in (ANN, BOB)] == [200, 200]
         assert (await run(client, ANN), await run(client, BOB)) == (429, 200)
-        for user, tenant, limit, used in ((ANN, "acme", 1, 1), (BOB, "other", 7, 2)):
-            quotas = (await client.get(QUOTAS, headers=user)).json()["items"]
-            assert {quota["tenant"] for quota in quotas} == {tenant, "*"}
-            (runs,) = [quota for quota in quotas if quota["limits"] == "runs"]
+        for headers, tenant, limit, used in ((ANN, "acme", 1, 1), (BOB, "other", 7, 2)):
+            own = (await client.get(QUOTAS, headers=headers)).json()["items"]
+            assert {quota["tenant"] for quota in own} == {tenant, "*"}
+            (runs,) = [quota for quota in own if quota["limits"] == "runs"]
             assert (runs["limit"], runs["used"]) == (limit, used)
-            rows = (await client.get(USAGE, params={"by": "tenant,user"}, headers=user)).json()["rows"]
+            rows = (await client.get(USAGE, params={"by": "tenant,user"}, headers=headers)).json()["rows"]
             assert [row["tenant"] for row in rows] == [tenant]
         refused: list[tuple[str, dict[str, Any]]] = [
             *((path, {"tenant": tenant}) for path in (QUOTAS, USAGE) for tenant in ("acme", "other")),

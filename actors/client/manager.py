@@ -42,6 +42,7 @@ from turnwise.actors.client.shared.arguments import (
     MarkName,
     MemoryUseArg,
     Model,
+    NameCursor,
     Params,
     ParentRun,
     QuotaArg,
@@ -978,7 +979,7 @@ class AsyncSessionManager:
         tenants: Mapping[str, str] = await self._store.ask("tenants_of", [user_id])
         return tenants.get(user_id)
 
-    @checked(cursor=TenantName | None, limit=Limit)
+    @checked(cursor=NameCursor | None, limit=Limit)
     async def tenants(self, *, cursor: str | None = None, limit: int = 100) -> Page[Tenant]:
         """Return a page of the tenants that users have, by their names, and of how many users each is the tenant.
 
@@ -989,7 +990,7 @@ class AsyncSessionManager:
         page = tuple(tenants[:limit])
         return Page(page, page[-1].tenant if len(tenants) > limit else None)
 
-    @checked(tenant=TenantName, cursor=UserId | None, limit=Limit)
+    @checked(tenant=TenantName, cursor=NameCursor | None, limit=Limit)
     async def users(self, tenant: str, *, cursor: str | None = None, limit: int = 100) -> Page[str]:
         """Return a page of the ids of the users who have a tenant, in order.
 

@@ -472,6 +472,8 @@ StoredKinds = Annotated[Collection[str], PlainValidator(_stored_kinds)]
 WebhookEvents = Annotated[Sequence[WebhookEvent], PlainValidator(_webhook_events)]
 QuotaArg = Annotated[Quota, PlainValidator(_quota)]
 TenantName = Annotated[str, PlainValidator(_tenant)]
+NameCursor = Annotated[str, PlainValidator(partial(check_id, "cursor"))]
+"""The cursor of a page of names: the last name of the page before."""
 CallIds = Annotated[tuple[Text, ...], BeforeValidator(few)]
 """Ids of calls of a webhook."""
 Secret = Annotated[str | None, PlainValidator(_secret)]

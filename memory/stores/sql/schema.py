@@ -86,6 +86,7 @@ members = Table(
     Column("session", _Key, nullable=False),
     PrimaryKeyConstraint("user_id", "session"),
     Index("turnwise_members_session", "session"),
+    info={BY_KEY: True},
 )
 
 borrowed = Table(
@@ -97,6 +98,7 @@ borrowed = Table(
     Column("stop", BigInteger, nullable=False),
     PrimaryKeyConstraint("session", "log", "start"),
     Index("turnwise_borrowed_log", "log"),
+    info={BY_KEY: True},
 )
 
 blocks = Table(

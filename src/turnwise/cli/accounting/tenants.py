@@ -55,20 +55,18 @@ def users(
 
 
 @tenants.command("set", cls=Command)
-def set_(
-    store: Store, user: User, tenant: TenantName, *, namespace: Namespace = "turnwise", as_json: AsJson = False
-) -> None:
+def set_(store: Store, user: User, tenant: TenantName, *, namespace: Namespace = None, as_json: AsJson = False) -> None:
     """Give a user a tenant, in place of an earlier one."""
     _set(store, user, tenant, namespace, as_json=as_json)
 
 
 @tenants.command("rm", cls=Command)
-def rm(store: Store, user: User, *, namespace: Namespace = "turnwise", as_json: AsJson = False) -> None:
+def rm(store: Store, user: User, *, namespace: Namespace = None, as_json: AsJson = False) -> None:
     """Remove the tenant of a user."""
     _set(store, user, None, namespace, as_json=as_json)
 
 
-def _set(store: str, user: str, tenant: str | None, namespace: str, *, as_json: bool) -> None:
+def _set(store: str, user: str, tenant: str | None, namespace: str | None, *, as_json: bool) -> None:
     async def work() -> None:
         async with changing(store, namespace) as manager:
             await manager.set_tenant(user, tenant)

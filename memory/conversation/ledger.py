@@ -21,7 +21,7 @@ SpentOn = Literal["run", "summary", "title", "extraction", "recall"]
 """What a model or a tool was called for: a run's answer, a summary of the conversation, its title, facts that a memory
 extracts, or the choice of the facts that a recall returns."""
 
-LedgerField = Literal["day", "user", "agent", "session", "kind", "model", "tool"]
+LedgerField = Literal["day", "user", "agent", "session", "kind", "model", "tool", "tenant"]
 """By what the ledger can be split: `LedgerRow` has each."""
 
 
@@ -35,6 +35,7 @@ class LedgerKey(NamedTuple):
     kind: str
     model: str
     tool: str
+    tenant: str
 
 
 COLUMNS: Mapping[LedgerField, str] = dict(zip(get_args(LedgerField), LedgerKey._fields, strict=True))
@@ -111,7 +112,7 @@ class LedgerRow(Record):
     """What was spent on one thing: a row of the ledger, or the sum of several.
 
     In a sum, what the rows were not split by is None. An empty text says that there is none: a session without an
-    agent, a model that no engine has named, a session that was deleted, a user who was forgotten.
+    agent, a model that no engine has named, a session that was deleted, a user who was forgotten or has no tenant.
     """
 
     day: str | None = None
@@ -123,6 +124,8 @@ class LedgerRow(Record):
     """See `SpentOn`."""
     model: str | None = None
     tool: str | None = None
+    tenant: str | None = None
+    """The tenant that the user had when it was spent."""
     runs: int = 0
     """How many runs have ended, of those that had begun."""
     usage: Usage = field(default_factory=Usage)
@@ -214,6 +217,7 @@ def key_in(session: SessionRecord, row: LedgerRow) -> LedgerKey:
         row.kind or "",
         row.model or "",
         row.tool or "",
+        row.tenant or "",
     )
 
 
@@ -227,10 +231,12 @@ class LedgerQuery(NamedTuple):
     until: str | None = None
     """The last day, which counts too."""
     by: tuple[LedgerField, ...] = ()
+    tenant: str | None = None
 
     def matches(self, key: LedgerKey) -> bool:
         """Return whether a row is added up."""
-        is_owner = self.user_id in (None, key.user_id) and self.agent in (None, key.agent)
+        names = (self.user_id, key.user_id), (self.agent, key.agent), (self.tenant, key.tenant)
+        is_owner = all(wanted in (None, own) for wanted, own in names)
         return is_owner and (self.since or "") <= key.day and (self.until is None or key.day <= self.until)
 
     def sums(self, rows: Iterable[tuple[LedgerKey, Sequence[int]]]) -> list[LedgerRow]:

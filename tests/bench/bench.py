@@ -38,6 +38,7 @@ import ray
 import cancelling
 import deliveries
 import packing
+import quotas
 import searching
 import serving
 import window
@@ -738,6 +739,10 @@ class Bench:
         """Measure search, and what it adds to a turn."""
         searching.measure(self.table, messages=self.scale.messages, rounds=self.scale.searches)
 
+    def quotas(self) -> None:
+        """Measure what quotas add to turns, and by how much one of tokens is exceeded."""
+        quotas.measure(self.table, rounds=self.scale.searches)
+
     def packed(self) -> None:
         """Measure the capacity and speed of packed hosts, and their recovery after a kill."""
         scale, manage = self.scale, packing.manage_in(self.folder, NAMESPACE)
@@ -900,6 +905,7 @@ PARTS: dict[str, Callable[[Bench], object]] = {
     "forgetting": Bench.forgetting,
     "deliveries": Bench.deliveries,
     "search": Bench.search,
+    "quotas": Bench.quotas,
     "packed": Bench.packed,
     "visits": Bench.visits,
     "http": Bench.http,

@@ -177,6 +177,33 @@ def test_quotas_are_set_listed_and_removed(commands: Commands, tmp_path: Path) -
         assert code == 1 and reason in errors, (wrong, errors)
 
 
+def test_tenants_are_set_listed_and_removed_and_filter_lists(commands: Commands, tmp_path: Path) -> None:
+    store = filled(f"sqlite:///{tmp_path}/store.db")
+
+    def run(*words: str) -> str:
+        code, output, errors = commands.run(*words)
+        assert (code, errors) == (0, ""), (words, output, errors)
+        return output
+
+    users = {session["user_id"] for session in json.loads(run("ls", store, "--json"))["items"]}
+    user = min(users)
+    assert run("tenants", "set", store, user, "acme") == f"user {user} has the tenant acme\n"
+    assert json.loads(run("tenants", "set", store, "new", "acme", "--json")) == {"user": "new", "tenant": "acme"}
+    assert rows(run("tenants", "ls", store)) == [{"tenant": "acme", "users": "2"}]
+    assert json.loads(run("tenants", "users", store, "acme", "--json"))["items"] == sorted([user, "new"])
+    assert json.loads(run("tenants", "ls", store, "--json"))["items"] == [{"tenant": "acme", "users": 2}]
+    own = json.loads(run("ls", store, "--tenant", "acme", "--json"))["items"]
+    assert own and {session["user_id"] for session in own} == {user}
+    quota = run("quotas", "set", store, "--tenant", "*", "--runs", "5").strip()
+    (shown,) = json.loads(run("quotas", "ls", store, "--tenant", "acme", "--json"))["items"]
+    assert (shown["id"], shown["tenant"], shown["used"]) == (quota, "*", 0)
+    assert json.loads(run("usage", store, "--tenant", "acme", "--by", "tenant", "--json"))["rows"] == []
+    assert run("tenants", "rm", store, user) == f"user {user} has no tenant\n"
+    assert json.loads(run("ls", store, "--tenant", "acme", "--json"))["items"] == []
+    code, _, errors = commands.run("tenants", "set", store, user, "*")
+    assert code == 1 and "stands for each tenant" in errors
+
+
 def test_webhooks_are_added_listed_changed_and_removed(commands: Commands, tmp_path: Path) -> None:
     store = filled(f"sqlite:///{tmp_path}/store.db")
 

@@ -116,6 +116,7 @@ VALID: dict[str, Any] = {
     "value": 1,
     "quota": Quota(runs=1),
     "quota_id": Quota(runs=1).quota_id,
+    "tenant": "acme",
 }
 """For each parameter that has to be given, a value that its verb takes."""
 

@@ -77,6 +77,10 @@ CASES = [
     Case("set_quota", (), *[TypeError] * 4),  # see tests/in_process/test_quotas.py
     Case("remove_quota", (), *[TypeError] * 4),
     Case("quotas", (), 0, 0, 0, 0),
+    Case("set_tenant", (), *[TypeError] * 4),  # see tests/in_process/test_tenants.py
+    Case("tenant", (), None, None, None, TypeError),
+    Case("tenants", (), TypeError, TypeError, TypeError, []),
+    Case("users", ("acme",), TypeError, TypeError, TypeError, []),
     Case("files", (), ["alices"], [], [], []),
     Case("count", (), 1, 1, 0, 2),
     Case("search", (), ["of-alice"], [], [], TypeError),

@@ -31,6 +31,7 @@ from turnwise.memory.longterm.base import Status
 from turnwise.memory.longterm.memory_types import AnyCategory, AnyType, MemoryCategory, MemoryType
 from turnwise.memory.longterm.retention.about import About, Mention
 from turnwise.memory.quotas.records import Quota, check_quota
+from turnwise.memory.quotas.tenants import check_tenant
 from turnwise.memory.values.frozen_json import MAX_INTEGER, MIN_INTEGER, plain_json, plain_text
 from turnwise.memory.values.ids import check_id, is_file_id
 from turnwise.memory.values.limits import MAX_NAMES, MAX_VALUES
@@ -373,6 +374,13 @@ def _quota(value: Any) -> Quota:
     return check_quota(value)
 
 
+def _tenant(value: Any) -> str:
+    try:
+        return check_tenant(value)
+    except InvalidIdError as error:
+        raise ValueError(str(error)) from None
+
+
 def _secret(value: Any) -> str | None:
     return None if value is None else check_secret(value)
 
@@ -463,6 +471,9 @@ Kinds = Annotated[Collection[str], PlainValidator(_kinds)]
 StoredKinds = Annotated[Collection[str], PlainValidator(_stored_kinds)]
 WebhookEvents = Annotated[Sequence[WebhookEvent], PlainValidator(_webhook_events)]
 QuotaArg = Annotated[Quota, PlainValidator(_quota)]
+TenantName = Annotated[str, PlainValidator(_tenant)]
+NameCursor = Annotated[str, PlainValidator(partial(check_id, "cursor"))]
+"""The cursor of a page of names: the last name of the page before."""
 CallIds = Annotated[tuple[Text, ...], BeforeValidator(few)]
 """Ids of calls of a webhook."""
 Secret = Annotated[str | None, PlainValidator(_secret)]

@@ -118,8 +118,12 @@ class SessionsClient:
         config: SessionConfig,
         read_only: bool,
         files: FilesArgument = None,
+        accounts: StoreSpec | None = None,
     ) -> SessionsClient:
         """Return the client of a manager, which can make the actors of its sessions.
+
+        Args:
+            accounts: see `StoreSpec.accounts`.
 
         Raises:
             StoreURLError: the URL names no store.
@@ -156,7 +160,13 @@ class SessionsClient:
             files_url = files_beside(url)
         in_files = is_file(url) or is_file(history_url) or is_local(working_memory)
         client._place = StoreSpec(
-            url, history_url, _checked(encryption, runtime), is_local=in_files, read_only=read_only, files=files_url
+            url,
+            history_url,
+            _checked(encryption, runtime),
+            is_local=in_files or (accounts is not None and accounts.is_local),
+            read_only=read_only,
+            files=files_url,
+            accounts=accounts,
         )
         try:
             overflow, client.memories = equip(overflow, memory, config, runtime.memory_process)
@@ -174,6 +184,11 @@ class SessionsClient:
 
     def __reduce__(self) -> tuple[object, ...]:
         return partial(_find, namespace=self.namespace, name=self.name, placement=self.placement), ()
+
+    @property
+    def place(self) -> StoreSpec | None:
+        """Its stores, as each process opens its own; None if no manager was opened in this process."""
+        return self._place
 
     @property
     def cached_bytes(self) -> dict[SessionKey, int]:

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from turnwise.cli.accounting.quotas import quotas
+from turnwise.cli.accounting.tenants import tenants
+from turnwise.cli.accounting.usage import usage
 from turnwise.cli.archive import export, import_, sweep
 from turnwise.cli.chat.command import ChatCommand, chat
 from turnwise.cli.common import Command, Commands
@@ -15,14 +18,12 @@ from turnwise.cli.doctor import doctor
 from turnwise.cli.listing import ls, runs, schedules
 from turnwise.cli.mcp import mcp
 from turnwise.cli.memory import memory
-from turnwise.cli.quotas import quotas
 from turnwise.cli.search import marks, search
 from turnwise.cli.serve import serve
 from turnwise.cli.session_control import approve, cancel, end, fork, reject, rm, say, schedule, share, unschedule
 from turnwise.cli.show import show
 from turnwise.cli.tail import tail
 from turnwise.cli.top import top
-from turnwise.cli.usage import usage
 from turnwise.cli.webhooks import webhooks
 
 app = typer.Typer(
@@ -41,6 +42,7 @@ app.command("import", cls=Command)(import_)
 app.command(cls=Command)(sweep)
 app.add_typer(webhooks, name="webhooks")
 app.add_typer(quotas, name="quotas")
+app.add_typer(tenants, name="tenants")
 app.add_typer(memory, name="memory")
 app.command(cls=Command)(tail)
 app.command(cls=Command)(top)

@@ -107,6 +107,7 @@ User = Annotated[
     typer.Option("--user", help="The session's user; 'default' if omitted."),
 ]
 OfUser = Annotated[str | None, typer.Option("--user", help="Only of this user.")]
+OfTenant = Annotated[str | None, typer.Option("--tenant", help="Only of users of this tenant.")]
 OfAgent = Annotated[str | None, typer.Option("--agent", help="Only of this agent.")]
 SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="The session.", autocompletion=complete_session)]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=MAX_COUNT, help="How many at most.")]

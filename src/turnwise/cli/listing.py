@@ -14,6 +14,7 @@ from turnwise.cli.common import (
     History,
     Limit,
     OfAgent,
+    OfTenant,
     OfUser,
     Store,
     complete_session,
@@ -57,6 +58,7 @@ def ls(
     *,
     user: OfUser = None,
     agent: OfAgent = None,
+    tenant: OfTenant = None,
     status: Annotated[Literal["active", "ended"] | None, typer.Option(help="Only with this status.")] = None,
     title: Annotated[str | None, typer.Option(help="Only with this part of a title.")] = None,
     agents: Annotated[bool, typer.Option("--agents", help="Also those of agents that other sessions called.")] = False,
@@ -67,7 +69,7 @@ def ls(
 ) -> None:
     """List sessions, the ones used last first."""
     query = {"user_id": user, "agent": agent, "status": status, "title": title, "limit": limit, "cursor": cursor}
-    query["agents"] = agents
+    query |= {"agents": agents, "tenant": tenant}
     run(_ls(store, history, query, as_json))
 
 

@@ -252,6 +252,11 @@ class AsyncSessionManager:
         return self._config
 
     @property
+    def client(self) -> SessionsClient:
+        """What it reads its store by, for modules that build on managers, such as `turnwise.dataset`."""
+        return self._client
+
+    @property
     def engines(self) -> Mapping[str | None, EngineBuilder]:
         """Its engines by name; a single engine without a name has None."""
         builder = as_engine(self._engine)

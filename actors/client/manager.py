@@ -77,6 +77,7 @@ from turnwise.actors.hosting.wire import HostInfo, SessionRef
 from turnwise.actors.inference.engine import EngineBuilder, Selective, check_taken
 from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines, as_engine, chosen_name, engine_named
 from turnwise.actors.inference.observing import Telemetry
+from turnwise.actors.inference.shadow import answering
 from turnwise.actors.session.acting import Acting, check_member
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import (
@@ -1135,7 +1136,7 @@ class AsyncSessionManager:
     def _check_engine(self, name: str | None, session: SessionKey) -> EngineBuilder:
         """Return the engine of a session. Raise ConfigError, which names the session, if there is none of this name."""
         engines = as_engine(self._engine)
-        builder = engine_named(engines, chosen_name(engines, name, session))
+        builder = answering(engine_named(engines, chosen_name(engines, name, session)))
         if isinstance(builder, MissingEngine):
             raise builder.error(session.session_id)
         return builder

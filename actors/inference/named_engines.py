@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
+from turnwise.actors.inference.shadow import answering
 from turnwise.actors.inference.split import Split
 from turnwise.errors import ConfigError, InvalidIdError, shown
 from turnwise.memory.conversation.sessions import SessionKey
@@ -77,15 +78,15 @@ def _checked(field: str, engine: Any) -> EngineBuilder:
 
 
 def engines_of(builder: EngineBuilder) -> list[EngineBuilder]:
-    """Return the engines that a manager's engine stands for; a `Split` is none of them."""
+    """Return the engines that answer a manager's runs: no `Split`, and no candidate of a `Shadow`."""
     engines = builder.engines.values() if isinstance(builder, NamedEngines) else [builder]
-    return [engine for engine in engines if not isinstance(engine, Split)]
+    return [answering(engine) for engine in engines if not isinstance(engine, Split)]
 
 
 def first_engine(builder: EngineBuilder) -> EngineBuilder:
     """Return the engine of sessions without a name; if that is a `Split`, the first one that it names."""
     engine = engine_named(builder, None)
-    return engine_named(builder, next(iter(engine.shares))) if isinstance(engine, Split) else engine
+    return answering(engine_named(builder, next(iter(engine.shares))) if isinstance(engine, Split) else engine)
 
 
 def chosen_name(
@@ -97,7 +98,10 @@ def chosen_name(
 
 
 def engine_named(builder: EngineBuilder, name: str | None) -> EngineBuilder:
-    """Return the engine with this name, or a `MissingEngine`; the first one for None. It may be a `Split`."""
+    """Return the engine with this name, or a `MissingEngine`; the first one for None.
+
+    It may be a `Split` or a `Shadow`: see `chosen_name` and `answering`.
+    """
     if name is None:
         return next(iter(builder.engines.values())) if isinstance(builder, NamedEngines) else builder
     engines = builder.engines if isinstance(builder, NamedEngines) else {}

@@ -9,6 +9,7 @@ from typing import Any
 from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
 from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines, engine_named, first_engine
 from turnwise.actors.inference.observing import NO_OPERATION, Operation, observer_of
+from turnwise.actors.inference.shadow import Shadow, answering
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.window.compaction_tasks import Compactor
@@ -39,7 +40,9 @@ class RunResources:
         engine_id: str,
         off_loop: Callable[..., Awaitable[Any]],
     ) -> None:
-        self.builder = builder
+        self.shadow = builder if isinstance(builder, Shadow) else None
+        """What answers beside the engine; None if nothing does."""
+        self.builder = builder = answering(builder)
         self._whole: RunResources | None = None
         self._parts = overflow, off_loop
         self._by_engine: dict[str | None, RunResources] = {}

@@ -256,13 +256,14 @@ class Transactor:
             next_index=self._journal.session.next_index,
         )
         spent = self._ledger_rows(runs, new_run)
-        counts = await self._counts(session, spent, runs, new_run)
+        charged = [row for row in spent if row.kind != "shadow"]
+        counts = await self._counts(session, charged, runs, new_run)
         numbered = self._journal.number(self._with_turn_ids(events, turns))
         calls = await self._calls_of(numbered)
         bodies = [encode(block) for block in blocks] if encoded is None else encoded
         live = self._state.active is not None if live is None else live
         if self._unbilled:
-            session = replace(session, usage=session.usage + self._unbilled.total)
+            session = replace(session, usage=session.usage + self._unbilled.charged)
         session = self._mark.stamp(session, turns)
         if session.namespace != self._alarm.namespace:
             session = replace(session, namespace=self._alarm.namespace)
@@ -394,7 +395,7 @@ class Transactor:
     def unbilled(self) -> Usage:
         """Usage that no commit is known to have recorded; the next commit records it."""
         on_its_way = self._unanswered.unbilled if self._unanswered else Spent()
-        return (on_its_way + self._unbilled).total
+        return (on_its_way + self._unbilled).charged
 
     @property
     def has_unbilled(self) -> bool:

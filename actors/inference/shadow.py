@@ -93,7 +93,7 @@ class Shadow:
     def is_beside(self, run_id: str) -> bool:
         """Return whether the candidate answers beside a run."""
         digest = hashlib.sha256(run_id.encode("utf-8", "backslashreplace")).digest()
-        return int.from_bytes(digest[: _HASH_BITS // 8]) < self.share * 2**_HASH_BITS
+        return bool(int.from_bytes(digest[: _HASH_BITS // 8]) < self.share * 2**_HASH_BITS)
 
     def build(self, session: SessionView) -> InferenceRunner:
         """Return the runner of the engine that answers the runs."""

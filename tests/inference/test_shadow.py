@@ -62,7 +62,8 @@ async def test_a_candidate_answers_with_the_results_that_the_run_got() -> None:
         assert record["wanted"] == [{"name": "pay", "input": {"euros": euros}} for euros in (7, 5)]
         assert record["calls"] == record["run_calls"] == ["pay", "pay"] and not record["missing"]
         session = await manager.get(turn.session_id)
-        assert [block.text for block in (await session.latest()).output if isinstance(block, Text)] == [turn.text]
+        latest = await session.latest()
+        assert latest and [block.text for block in latest.output if isinstance(block, Text)] == [turn.text]
         usage = (await session.info()).session.usage
         assert usage.input_tokens == record["run_usage"]["input_tokens"], "the candidate's is not the session's"
         await (await session.run("And again.")).wait()
@@ -163,7 +164,7 @@ async def test_only_completed_runs_of_the_share_are_answered_twice() -> None:
 async def test_a_shadow_is_its_engine_for_all_else(tmp_path: Path) -> None:
     """It stands among named engines, and a split may choose it; parameters are checked by the engine that answers."""
     shadow = Shadow(FunctionEngine(lambda _: "real", takes=("temperature",)), EchoEngine(), share=1, sink=tmp_path)
-    engines = {"main": Split({"a": 1}), "a": shadow, "b": EchoEngine()}
+    engines: dict[str, Any] = {"main": Split({"a": 1}), "a": shadow, "b": EchoEngine()}
     url = f"sqlite:///{tmp_path}/a.db"
     async with AsyncSessionManager(url, engine=engines, placement=InProcess()) as manager:
         chat = await manager.open(params={"temperature": 0.5})

@@ -44,13 +44,15 @@ def test_a_turn_is_not_helped_by_itself_and_by_what_came_later(tmp_path: Path) -
 
 async def test_what_was_changed_since_is_left_out_and_the_answer_says_so(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/chats.db"
-    memories = [LexicalMemory(InMemoryItems()), StaticMemory(["The harbour opens at six."])]
+    items = InMemoryItems()
+    texts = {"boat": "Ann's boat is in the harbour.", "bar": "The harbour has a bar."}
+    saved = [MemoryItem(id=name, text=text, created_at=100.0) for name, text in texts.items()]
+    await items.put(Scope(user_id="ann"), saved)
+    memories: list[Any] = [LexicalMemory(items), StaticMemory(["The harbour opens at six."])]
     async with AsyncSessionManager(url, engine=EchoEngine(), memory=memories, placement=InProcess()) as manager:
         chat = await manager.open(user_id="ann")
-        changed = await chat.memory.save("Ann's boat is in the harbour.")
-        await chat.memory.save("The harbour has a bar.")
         turn = await (await chat.run("Hello.")).wait()
-        await chat.memory.update(changed, "Ann's boat is not in the harbour any more.")
+        await chat.memory.update("boat", "Ann's boat is not in the harbour any more.")
         past = await chat.memory.recall("harbour", as_of=turn)
         assert {item.text for item in past} == {"The harbour has a bar.", "The harbour opens at six."}
         assert past.trouble == (

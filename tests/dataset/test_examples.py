@@ -133,6 +133,22 @@ def test_a_fork_has_what_it_inherited_only_as_long_as_it_is_there(store_url: str
         assert prompts == [["four", "five"], ["five"], ["four"], ["another three"]]
 
 
+def test_sessions_are_chosen_by_user_agent_and_time(store_url: str) -> None:
+    with manager_of(store_url) as manager:
+        for name, agent in (("first", None), ("second", "helper")):
+            manager.open(name, user_id=name, agent=agent, metadata=YES).run(name).wait()
+        (second, first) = manager.list()
+        assert [texts(example)[0] for example in read(manager, user_id="first")] == ["first"]
+        assert [texts(example)[0] for example in read(manager, agent="helper")] == ["second"]
+        assert [texts(example)[0] for example in read(manager, since=second.updated_at)] == ["second"]
+        assert [texts(example)[0] for example in read(manager, until=second.updated_at)] == ["first"]
+        assert read(manager, since=first.updated_at, until=first.updated_at) == []
+        assert [len(texts(example)) for example in read(manager, agents=True)] == [2, 2]
+        manager.open("gone", metadata=YES, ttl_s=0.000_001).run("expired").wait()
+        examples = Examples(manager, Selection(consent=YES))
+        assert len(list(examples)) == 2 and examples.left_out["conversations that have expired"] == 1
+
+
 def test_only_whole_answers_of_the_shown_conversation_come_along(store_url: str) -> None:
     with manager_of(store_url, EchoEngine(token_delay_s=60)) as manager:
         slow = manager.open("chat", user_id="ann", metadata=YES).run("Stop this one.")
@@ -333,6 +349,21 @@ def test_parquet_without_its_package_says_what_to_install(tmp_path: Path, monkey
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with manager_of("memory://none") as manager, pytest.raises(ConfigError, match=r"pip install 'turnwise.dataset.'"):
         Examples(manager, Selection(consent=YES)).write(tmp_path / "a.parquet")
+
+
+async def test_what_a_fork_inherits_and_is_forgotten_while_it_is_read_does_not_come_along(tmp_path: Path) -> None:
+    async with AsyncSessionManager(f"sqlite:///{tmp_path}/a.db", engine=EchoEngine(), placement=InProcess()) as manager:
+        chat = await manager.open("chat", metadata=YES)
+        for prompt in ("one", "two"):
+            await (await chat.run(prompt)).wait()
+        fork = await chat.fork()
+        for prompt in ("three", "four", "five"):
+            await (await fork.run(prompt)).wait()
+        read: list[list[str]] = []
+        async for example in AsyncExamples(manager, Selection(consent=YES, max_turns=3)):
+            read.append(texts(example)[::2])
+            await chat.memory.forget(turn_index=0)
+        assert read == [["one", "two", "three"], ["four", "five"], ["two"]]
 
 
 async def test_what_is_deleted_while_it_is_read_does_not_come_along(tmp_path: Path) -> None:

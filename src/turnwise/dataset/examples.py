@@ -12,6 +12,7 @@ from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.engine import Framed
+from turnwise.actors.inference.shadow import answering
 from turnwise.dataset.files import writing
 from turnwise.dataset.messages import Example
 from turnwise.dataset.ray_parts import parts_of
@@ -116,7 +117,8 @@ class Examples:
 
 def _tools_of(manager: SessionManager | AsyncSessionManager) -> dict[str | None, Sequence[Mapping[str, Any]]]:
     """Return the tools of the manager's engines, by the names that runs have of them."""
-    tools = {name: engine.frame().tools for name, engine in manager.engines.items() if isinstance(engine, Framed)}
+    engines = {name: answering(engine) for name, engine in manager.engines.items()}
+    tools = {name: engine.frame().tools for name, engine in engines.items() if isinstance(engine, Framed)}
     if first := next(iter(manager.engines), None):
         tools[None] = tools.get(first, ())
     return tools

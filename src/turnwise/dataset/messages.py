@@ -10,6 +10,7 @@ from turnwise.dataset.selection import DatasetFormat, Selection
 from turnwise.dataset.turns import UsableTurn
 from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, System, Text, ToolResult, ToolUse, User
+from turnwise.memory.conversation.output_type import ANSWER_TOOL
 from turnwise.memory.providers.openai_chat import encode
 from turnwise.memory.values.frozen_json import FrozenDict, freeze
 
@@ -46,7 +47,10 @@ def traced(turn: UsableTurn, *, results: bool) -> list[AnyBlock]:
         results: whether the results have their text.
     """
     blocks: list[AnyBlock] = []
+    sent_back = {block.call_id for block in turn.blocks if isinstance(block, ToolUse) and block.name == ANSWER_TOOL}
     for block in turn.blocks:
+        if isinstance(block, ToolUse | ToolResult) and block.call_id in sent_back:
+            continue  # an answer of another type than was asked for
         if isinstance(block, ToolResult):
             text = block.plain if results else LEFT_OUT
             blocks.append(ToolResult(call_id=block.call_id, text=text, is_error=block.is_error))

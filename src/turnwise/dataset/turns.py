@@ -104,14 +104,19 @@ class SessionTurns:
             del turns[: -self._selection.max_turns]
         return turns
 
-    async def are_unchanged(self, turns: Iterable[UsableTurn]) -> bool:
-        """Return whether these turns may still come along, after the session was possibly changed meanwhile."""
+    async def are_unchanged(self, turns: Sequence[UsableTurn]) -> bool:
+        """Return whether these turns may still come along, after sessions were possibly changed meanwhile."""
         try:
             session = check_session(await self._store.get(self.session.key))
         except SessionNotFoundError:
             return False
         if session.log != self.session.log or not self._selection.consents(session):
             return False
+        if any(turn.is_inherited for turn in turns):
+            again = SessionTurns(self._store, session, self._selection, Counter())
+            inherited = {turn.spans async for turn in again._path(())}
+            if any(turn.is_inherited and turn.spans not in inherited for turn in turns):
+                return False
         if session.revision == self.session.revision:
             return True
         self.session, self._gone = session, None

@@ -425,13 +425,18 @@ Lifetime = Annotated[float, Field(ge=0, le=MAX_LIFETIME_S, allow_inf_nan=False)]
 Time = Annotated[float, Field(allow_inf_nan=False)]
 
 
+MAX_TIME_S = 1e300
+"""The latest time that anybody can ask for, in seconds since the epoch."""
+
+
 def time_before(moment: float | Turn) -> float:
     """Return a time, in seconds since the epoch; of a turn, the last one before its prompts were given."""
     return math.nextafter(moment.created_at, -math.inf) if isinstance(moment, Turn) else moment
 
 
 def _past_time(value: Any) -> float | Turn:
-    is_time = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_time = is_number and -MAX_TIME_S <= value <= MAX_TIME_S  # which no NaN is
     if not (is_time or isinstance(value, Turn)):
         raise ValueError("must be a time in seconds since the epoch, or a turn")
     return cast("float | Turn", value)

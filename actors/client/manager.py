@@ -77,8 +77,9 @@ from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.placement import Dedicated, Placement
 from turnwise.actors.hosting.wire import HostInfo, SessionRef
 from turnwise.actors.inference.engine import EngineBuilder, Selective, check_taken
-from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines, as_engine, engine_named
+from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines, as_engine, chosen_name, engine_named
 from turnwise.actors.inference.observing import Telemetry
+from turnwise.actors.inference.shadow import answering
 from turnwise.actors.session.acting import Acting, check_member
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import (
@@ -143,7 +144,8 @@ class AsyncSessionManager:
             each process that uses the store makes its own. One that opens a file has a true attribute `is_local`.
         engine: answers the turns. A live session that another manager started switches to this engine with the next
             run that this manager starts. Or a mapping of names to engines, of which each session uses the one that
-            `open(engine=...)` or `Session.use` has named, by default the first.
+            `open(engine=...)` or `Session.use` has named, by default the first. A `Split` among them divides runs among
+            the others.
         memory: long-term memories; each runs in an actor that all sessions share. Before a run, they are searched for
             what is relevant to its prompt; after it, the writable ones receive its turn. They are pickled, so a memory
             holds settings only, and opens its files in its actor. See `SessionConfig.memory`.
@@ -254,6 +256,11 @@ class AsyncSessionManager:
         return self._config
 
     @property
+    def client(self) -> SessionsClient:
+        """What it reads its store by, for modules that build on managers, such as `turnwise.dataset`."""
+        return self._client
+
+    @property
     def engines(self) -> Mapping[str | None, EngineBuilder]:
         """Its engines by name; a single engine without a name has None."""
         builder = as_engine(self._engine)
@@ -323,7 +330,7 @@ class AsyncSessionManager:
         if is_sealed(names):  # such a session could not be listed
             raise InvalidInputError("metadata", shown(metadata), "it looks like encrypted metadata: choose other names")
         defaults = merged({}, params or {})
-        check_taken(self._check_engine(engine, session_id), model, defaults)
+        check_taken(self._check_engine(engine, SessionKey(session_id, user_id)), model, defaults)
         self._first = self._first or SessionKey(session_id, user_id)
         await self._start.done()
         now = await self._store.now()
@@ -448,7 +455,7 @@ class AsyncSessionManager:
         """
         self._check_writes(session_id, "import_messages")
         # As its session will, so that none is created for a conversation that cannot be stored.
-        builder = self._check_engine(engine, session_id)
+        builder = self._check_engine(engine, SessionKey(session_id, user_id or DEFAULT_USER))
         refuses = refusal_by(builder.refuses) if isinstance(builder, Selective) else takes_all
         checks: dict[str, Any] = {"max_bytes": self._config.max_prompt_bytes, "refuses": refuses}
         conversation = await read_conversation(messages, format, system=system, key=idempotency_key, **checks)
@@ -499,7 +506,7 @@ class AsyncSessionManager:
     ) -> tuple[SessionsClient, SessionRecord]:
         self._check_writes("*", "run_once")
         names = self._plain_metadata(metadata)
-        self._check_engine(engine, ONCE)
+        self._check_engine(engine, SessionKey(ONCE, user_id or DEFAULT_USER))
         await self._start.done()
         return await self._once.open(user_id or DEFAULT_USER, agent, names, engine)
 
@@ -746,6 +753,7 @@ class AsyncSessionManager:
         state=RunState | None,
         parent=ParentRun | None,
         labels=Labels | None,
+        engine=EngineName | None,
         since=Time | None,
         cursor=Text | None,
         limit=Limit,
@@ -759,6 +767,7 @@ class AsyncSessionManager:
         state: RunState | None = None,
         parent: str | None = None,
         labels: Mapping[str, str] | None = None,
+        engine: str | None = None,
         since: float | None = None,
         cursor: str | None = None,
         limit: int = 100,
@@ -774,6 +783,7 @@ class AsyncSessionManager:
             state: only runs in this state.
             parent: only runs that were started on behalf of this run: see `Session.run`.
             labels: only runs that have all of these labels.
+            engine: only runs that have the engine of this name; that of a `Split` is the one that it has chosen.
             since: only runs that were created at this time or later, in seconds since the epoch.
             tenant: only runs of users who have this tenant now: see `set_tenant`.
         """
@@ -782,7 +792,7 @@ class AsyncSessionManager:
         states = None if state is None else (state,)
         await self._start.done()
         runs: Page[RunRecord] = await self._store.run(
-            lambda store: find_runs(store, states=states, parent=parent, labels=labels or {}, **query)
+            lambda store: find_runs(store, states=states, parent=parent, labels=labels or {}, engine=engine, **query)
         )
         return runs
 
@@ -1198,11 +1208,12 @@ class AsyncSessionManager:
             self._client.warm_up()
             self._client.look_for_deliveries()
 
-    def _check_engine(self, name: str | None, session_id: str) -> EngineBuilder:
-        """Return the engine of this name. Raise ConfigError, which names the session, if there is none."""
-        builder = engine_named(as_engine(self._engine), name)
+    def _check_engine(self, name: str | None, session: SessionKey) -> EngineBuilder:
+        """Return the engine of a session. Raise ConfigError, which names the session, if there is none of this name."""
+        engines = as_engine(self._engine)
+        builder = answering(engine_named(engines, chosen_name(engines, name, session)))
         if isinstance(builder, MissingEngine):
-            raise builder.error(session_id)
+            raise builder.error(session.session_id)
         return builder
 
     def _check_writes(self, session_id: str, verb: str) -> None:

@@ -17,9 +17,9 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.values.records import Record, replace
 
-SpentOn = Literal["run", "summary", "title", "extraction", "recall"]
+SpentOn = Literal["run", "summary", "title", "extraction", "recall", "shadow"]
 """What a model or a tool was called for: a run's answer, a summary of the conversation, its title, facts that a memory
-extracts, or the choice of the facts that a recall returns."""
+extracts, the choice of the facts that a recall returns, or an answer of a candidate beside a run: see `Shadow`."""
 
 LedgerField = Literal["day", "user", "agent", "session", "kind", "model", "tool", "tenant"]
 """By what the ledger can be split: `LedgerRow` has each."""
@@ -72,6 +72,11 @@ class Spent:
     def total(self) -> Usage:
         """The whole usage."""
         return sum(self.parts.values(), Usage())
+
+    @property
+    def charged(self) -> Usage:
+        """What counts as the session's usage, and so in its budget: all but answers of candidates beside its runs."""
+        return sum((usage for purpose, usage in self.parts.items() if purpose.kind != "shadow"), Usage())
 
     def with_model(self, model: str) -> "Spent":
         """Return the same usage, with this model where it was not known."""

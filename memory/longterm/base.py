@@ -308,8 +308,10 @@ class LongTermMemory(Protocol):
 
         Args:
             types: the types of items to return; all if left out.
-            as_of: return the items that were valid at this time, in seconds since the epoch: without later items and
-                without items that were superseded by then.
+            as_of: return the items that were valid at this time, in seconds since the epoch: without later items,
+                without items that were superseded by then, and without items that were changed later, as what they
+                said then is not kept. If there are such, the result is a `DegradedRecall`: a lower bound of what was
+                recalled then. What was deleted stays deleted. It counts as no use of the items.
         """
 
     async def update(

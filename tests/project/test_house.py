@@ -27,6 +27,7 @@ from turnwise import (
     blocks,
     conformance,
     console,
+    dataset,
     engines,
     errors,
     events,
@@ -45,7 +46,7 @@ ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
 FLOORS = [
     *("errors", "memory", "strategies", "actors", "telemetry", "adapters", "http", "console", "testing", "conformance"),
-    "cli",
+    *("dataset", "cli"),
 ]
 ROOMS = {
     "memory": [
@@ -252,6 +253,7 @@ PUBLIC = [
     adapters,
     conformance,
     console,
+    dataset,
     engines,
     http,
     memories,

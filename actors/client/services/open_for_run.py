@@ -15,7 +15,7 @@ from turnwise.actors.inference.named_engines import as_engine
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import SessionNotFoundError
 from turnwise.memory.conversation.prompts import Prompt, plain_prompts
-from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionRecord
+from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.quotas import check_quotas
 from turnwise.memory.values.ids import check_id, new_id
@@ -61,7 +61,7 @@ async def check_first_run(
     manager: AsyncSessionManager, fresh: SessionRecord, prompts: Sequence[Prompt], options: RunOptions
 ) -> None:
     """Raise what the first run of a new session would raise. Stores nothing, and asks only the store."""
-    builder = _engine_of(manager, fresh.engine, fresh.session_id)
+    builder = _engine_of(manager, fresh.engine, fresh.key)
     store = InMemoryStore()
     await store.create(fresh)
     core = SessionCore(fresh.key, store, builder, manager.config)
@@ -82,11 +82,11 @@ async def check_start(session: AsyncSession, prompts: Sequence[Prompt], options:
     return await session._host.ask(call)  # noqa: SLF001 - of the same package
 
 
-def _engine_of(manager: AsyncSessionManager, name: str | None, session_id: str) -> EngineBuilder:
+def _engine_of(manager: AsyncSessionManager, name: str | None, session: SessionKey) -> EngineBuilder:
     """Return the engine, or the engines, of a manager's sessions.
 
     Raises:
         ConfigError: there is none of this name; the error names the session.
     """
-    manager._check_engine(name, session_id)  # noqa: SLF001 - of the same package
+    manager._check_engine(name, session)  # noqa: SLF001 - of the same package
     return as_engine(manager._engine)  # noqa: SLF001

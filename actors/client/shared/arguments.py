@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, date, datetime
@@ -430,6 +431,26 @@ Silence = Annotated[float, Field(gt=0, le=MAX_SILENCE_S, allow_inf_nan=False)]
 """How long nobody must have added a prompt before a run begins, in seconds."""
 Lifetime = Annotated[float, Field(ge=0, le=MAX_LIFETIME_S, allow_inf_nan=False)]
 Time = Annotated[float, Field(allow_inf_nan=False)]
+
+
+MAX_TIME_S = 1e300
+"""The latest time that anybody can ask for, in seconds since the epoch."""
+
+
+def time_before(moment: float | Turn) -> float:
+    """Return a time, in seconds since the epoch; of a turn, the last one before its prompts were given."""
+    return math.nextafter(moment.created_at, -math.inf) if isinstance(moment, Turn) else moment
+
+
+def _past_time(value: Any) -> float | Turn:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_time = is_number and -MAX_TIME_S <= value <= MAX_TIME_S  # which no NaN is
+    if not (is_time or isinstance(value, Turn)):
+        raise ValueError("must be a time in seconds since the epoch, or a turn")
+    return cast("float | Turn", value)
+
+
+PastTime = Annotated[Any, PlainValidator(_past_time)]
 """Seconds since the epoch."""
 
 Number = Annotated[int, Field(ge=MIN_INTEGER, le=MAX_INTEGER)]

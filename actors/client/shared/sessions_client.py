@@ -201,11 +201,20 @@ class SessionsClient:
         """The id of the manager's setup: managers with equal settings have the same."""
         return self._setup[0]
 
-    def open_store(self) -> SessionStore:
-        """Open and return a new store, which the caller closes."""
+    @property
+    def store_spec(self) -> StoreSpec:
+        """Its stores, as another process opens them.
+
+        Raises:
+            SessionLostError: no manager of the store is open in this process.
+        """
         if self._place is None:
             raise SessionLostError("*", "open a SessionManager on its store in this process first")
-        return self._place.open_store(self.runtime)
+        return self._place
+
+    def open_store(self) -> SessionStore:
+        """Open and return a new store, which the caller closes."""
+        return self.store_spec.open_store(self.runtime)
 
     def open_history(self) -> HistoryStore | None:
         """Open and return a new history store, which the caller closes; None if the manager has none."""

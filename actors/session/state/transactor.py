@@ -262,7 +262,7 @@ class Transactor:
         bodies = [encode(block) for block in blocks] if encoded is None else encoded
         live = self._state.active is not None if live is None else live
         if self._unbilled:
-            session = replace(session, usage=session.usage + self._unbilled.total)
+            session = replace(session, usage=session.usage + self._unbilled.charged)
         session = self._mark.stamp(session, turns)
         if session.namespace != self._alarm.namespace:
             session = replace(session, namespace=self._alarm.namespace)
@@ -364,8 +364,8 @@ class Transactor:
     ) -> tuple[Sequence[LedgerRow], list[QuotaCount]]:
         """Return what a commit adds to the ledger, with the tenant, and to counters of quotas.
 
-        The counters count the run that it accepts, and what was spent. A run is accepted by the commit that stores it
-        or, if it has waited for a quota, by the one that begins it.
+        The counters count the run that it accepts, and what was spent, but by candidates. A run is accepted by the
+        commit that stores it or, if it has waited for a quota, by the one that begins it.
         """
         if self._quotas is None:
             return spent, []
@@ -379,8 +379,8 @@ class Transactor:
         if tenant:
             spent = [replace(row, tenant=tenant) for row in spent]
         exceeds = {quota_id for run in accepted for quota_id in asked_quotas(run.calls)}
-        owner = session.user_id, session.agent
-        return spent, counts_of(quotas, *owner, tenant=tenant, admits=len(accepted), spent=spent, exceeds=exceeds)
+        owner, charged = (session.user_id, session.agent), [row for row in spent if row.kind != "shadow"]
+        return spent, counts_of(quotas, *owner, tenant=tenant, admits=len(accepted), spent=charged, exceeds=exceeds)
 
     def _begins(self, commit: Commit) -> frozenset[str]:
         """Return the runs that a commit makes active: those that it stores as running, but the active one."""
@@ -397,7 +397,7 @@ class Transactor:
     def unbilled(self) -> Usage:
         """Usage that no commit is known to have recorded; the next commit records it."""
         on_its_way = self._unanswered.unbilled if self._unanswered else Spent()
-        return (on_its_way + self._unbilled).total
+        return (on_its_way + self._unbilled).charged
 
     @property
     def has_unbilled(self) -> bool:

@@ -10,11 +10,12 @@ import typer
 from turnwise.cli.accounting.quotas import quotas
 from turnwise.cli.accounting.tenants import tenants
 from turnwise.cli.accounting.usage import usage
-from turnwise.cli.archive import export, import_, sweep
 from turnwise.cli.chat.command import ChatCommand, chat
 from turnwise.cli.common import Command, Commands
 from turnwise.cli.console import console
 from turnwise.cli.doctor import doctor
+from turnwise.cli.exporting.archive import export, import_, sweep
+from turnwise.cli.exporting.dataset import dataset
 from turnwise.cli.listing import ls, runs, schedules
 from turnwise.cli.mcp import mcp
 from turnwise.cli.memory import memory
@@ -36,7 +37,7 @@ app = typer.Typer(
 
 app.command(cls=ChatCommand)(chat)
 changes = (say, schedule, unschedule, cancel, approve, reject, share, end, rm, fork)
-for command in (ls, show, search, marks, runs, schedules, usage, *changes, export):
+for command in (ls, show, search, marks, runs, schedules, usage, *changes, export, dataset):
     app.command(cls=Command)(command)
 app.command("import", cls=Command)(import_)
 app.command(cls=Command)(sweep)

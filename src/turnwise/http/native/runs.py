@@ -267,11 +267,13 @@ async def list_runs(
     state: RunState | None = None,
     parent: Annotated[str | None, Query(description="Only runs that were started on behalf of this one.")] = None,
     labels: OfLabels,
+    engine: Annotated[str | None, Query(description="Only runs of the engine of this name.")] = None,
     since: Annotated[float | None, Query(description="Only if created at this time or later.")] = None,
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> RunPage:
     query: dict[str, Any] = {"agent": agent, "state": state, "parent": parent, "labels": labels, "since": since}
+    query["engine"] = engine
     return RunPage.of(await caller.manager.runs(user_id=caller.user_id, cursor=cursor, limit=limit, **query))
 
 

@@ -52,7 +52,7 @@ class UsageRow(UsageShown):
     session: str | None = None
     """Empty for sessions that were deleted."""
     kind: str | None = None
-    """`run`, `summary`, `title`, `extraction` or `recall`."""
+    """`run`, `summary`, `title`, `extraction`, `recall` or `shadow`."""
     model: str | None = None
     tool: str | None = None
     tenant: str | None = None

@@ -30,8 +30,9 @@ from turnwise.errors import (
 from turnwise.http.native.runs import cancel_own
 from turnwise.http.service import Caller, check_may_approve
 from turnwise.http.sse import EventStream
-from turnwise.memory.conversation.blocks import Block, User
+from turnwise.memory.conversation.blocks import Block, Document, Image, User
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.files.attachments import moved_id
 
 _INDEX = re.compile(r"turn-([0-9]{1,18})")
 
@@ -107,7 +108,7 @@ async def ask(
                 return await session.run(*blocks, **named)
             if not await _is_again(session, turn, again=again, resumed=resumed):
                 return await _repeated(session, turn, None if again else (message_id, blocks))
-            return await _ask_again(session, shown_turn, blocks, named)
+            return await _ask_again(session, shown_turn, blocks, named, edits=edits)
         except TurnNotFoundError:  # it was discarded with its run
             continue
         except (SessionBusyError, TurnIdTakenError, TurnReplacedError) as error:
@@ -142,10 +143,17 @@ async def _repeated(
     message_id, prompts = message
     turn_prompts, count = turn.asked, len(prompts)
     if not turn.removed and not any(
-        turn_prompts[index : index + count] == tuple(prompts) for index in range(len(turn_prompts) - count + 1)
+        all(map(_is_same, turn_prompts[index:], prompts)) for index in range(len(turn_prompts) - count + 1)
     ):
         raise IdempotencyConflictError(session.id, message_id, turn.run_id or "")
     return await session.execution(turn.run_id or "")
+
+
+def _is_same(stored: Block, sent: Block) -> bool:
+    """Return whether a prompt as it is stored is what was sent, whatever its author, and with its file named."""
+    if isinstance(stored, Image | Document) and stored.file and type(stored) is type(sent):
+        return stored.file == (sent.file or moved_id(sent))
+    return _unsigned(stored) == sent
 
 
 async def _shown_version(session: AsyncSession, turn: Turn) -> Turn:
@@ -161,9 +169,10 @@ async def _is_again(session: AsyncSession, turn: Turn, *, again: bool, resumed: 
 
 
 async def _ask_again(
-    session: AsyncSession, turn: Turn, prompts: Sequence[Block], named: RunOptions
+    session: AsyncSession, turn: Turn, prompts: Sequence[Block], named: RunOptions, *, edits: bool
 ) -> AsyncExecutionHandle:
     """Start a run that answers a turn anew, once the run of that turn, or of a later one, is cancelled: see `ask`."""
+    prompts = [_unsigned(block) for block in prompts]
     info = await session.info()
     if started := await check_start(session, prompts, named):
         return await session.execution(started)
@@ -174,7 +183,8 @@ async def _ask_again(
         if execution.turn_index >= turn.index:
             await execution.cancel("its message is answered again")
     options = {name: value for name, value in named.items() if name not in ("if_busy", "debounce_s")}
-    return await session.rerun(*prompts, at=turn.index, **cast(RerunOptions, options))
+    given = prompts if edits else ()  # without any, the turn's own are asked, which keep their authors
+    return await session.rerun(*given, at=turn.index, **cast(RerunOptions, options))
 
 
 async def turn_of(session: AsyncSession, message_id: str) -> Turn | None:
@@ -312,7 +322,7 @@ def streamed(
     Args:
         reserved: what `caller.reserve_stream()` returned; if omitted, one is reserved here.
     """
-    caller.service.handles.cache_run(caller.user_id, execution)
+    caller.service.handles.cache_run(caller.user_id, execution, owner=caller.owner)
     farewell = b"".join(frame.encode() for frame in encoder.failed(ConnectionError(STOPS)))
 
     def cancel() -> None:

@@ -28,11 +28,11 @@ from turnwise.errors import (
     shown,
 )
 from turnwise.http.native.runs import cancel_own
+from turnwise.http.same_prompt import is_same_prompt, unsigned
 from turnwise.http.service import Caller, check_may_approve
 from turnwise.http.sse import EventStream
-from turnwise.memory.conversation.blocks import Block, Document, Image, User
+from turnwise.memory.conversation.blocks import Block, User
 from turnwise.memory.conversation.turns import Turn
-from turnwise.memory.files.attachments import moved_id
 
 _INDEX = re.compile(r"turn-([0-9]{1,18})")
 
@@ -143,17 +143,10 @@ async def _repeated(
     message_id, prompts = message
     turn_prompts, count = turn.asked, len(prompts)
     if not turn.removed and not any(
-        all(map(_is_same, turn_prompts[index:], prompts)) for index in range(len(turn_prompts) - count + 1)
+        all(map(is_same_prompt, turn_prompts[index:], prompts)) for index in range(len(turn_prompts) - count + 1)
     ):
         raise IdempotencyConflictError(session.id, message_id, turn.run_id or "")
     return await session.execution(turn.run_id or "")
-
-
-def _is_same(stored: Block, sent: Block) -> bool:
-    """Return whether a prompt as it is stored is what was sent, whatever its author, and with its file named."""
-    if isinstance(stored, Image | Document) and stored.file and type(stored) is type(sent):
-        return stored.file == (sent.file or moved_id(sent))
-    return _unsigned(stored) == sent
 
 
 async def _shown_version(session: AsyncSession, turn: Turn) -> Turn:
@@ -172,7 +165,7 @@ async def _ask_again(
     session: AsyncSession, turn: Turn, prompts: Sequence[Block], named: RunOptions, *, edits: bool
 ) -> AsyncExecutionHandle:
     """Start a run that answers a turn anew, once the run of that turn, or of a later one, is cancelled: see `ask`."""
-    prompts = [_unsigned(block) for block in prompts]
+    prompts = [unsigned(block) for block in prompts]
     info = await session.info()
     if started := await check_start(session, prompts, named):
         return await session.execution(started)
@@ -206,13 +199,8 @@ async def part_of(session: AsyncSession, message_id: str) -> tuple[str, list[Blo
     attached = takewhile(
         lambda index: not isinstance(blocks[index], User), (index for index in prompts if index > place)
     )
-    before: list[Block] = [_unsigned(blocks[index]) for index in prompts if index < place]
-    return str(named[1]), before, [_unsigned(blocks[place]), *(blocks[index] for index in attached)]
-
-
-def _unsigned(block: Block) -> Block:
-    """Return a prompt without its author, as its user, who gives it again, is its author then."""
-    return block.model_copy(update={"author": None}) if isinstance(block, User) and block.author else block
+    before: list[Block] = [unsigned(blocks[index]) for index in prompts if index < place]
+    return str(named[1]), before, [unsigned(blocks[place]), *(blocks[index] for index in attached)]
 
 
 async def _newest(session: AsyncSession, message_id: str, discarded: Collection[str]) -> tuple[Turn | None, str]:

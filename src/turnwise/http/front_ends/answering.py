@@ -165,6 +165,7 @@ async def _ask_again(
     session: AsyncSession, turn: Turn, prompts: Sequence[Block], named: RunOptions, *, edits: bool
 ) -> AsyncExecutionHandle:
     """Start a run that answers a turn anew, once the run of that turn, or of a later one, is cancelled: see `ask`."""
+    has_authors = any(isinstance(block, User) and block.author for block in prompts)
     prompts = [unsigned(block) for block in prompts]
     info = await session.info()
     if started := await check_start(session, prompts, named):
@@ -176,7 +177,7 @@ async def _ask_again(
         if execution.turn_index >= turn.index:
             await execution.cancel("its message is answered again")
     options = {name: value for name, value in named.items() if name not in ("if_busy", "debounce_s")}
-    given = prompts if edits else ()  # without any, the turn's own are asked, which keep their authors
+    given = () if has_authors and not edits else prompts  # without any, the turn's own are asked, with their authors
     return await session.rerun(*given, at=turn.index, **cast(RerunOptions, options))
 
 

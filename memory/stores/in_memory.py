@@ -300,7 +300,7 @@ class InMemoryStore(LocalClock):
         return [
             (number, row, text)
             for row in self._rows.values()
-            if row.session.user_id == texts.user_id
+            if row.session.user_id == texts.user_id or (texts.shared and texts.user_id in row.session.members)
             if texts.agent in (None, row.session.agent) and texts.session_id in (None, row.session.session_id)
             if texts.agents or row.session.called_by is None
             for number, text in row.texts.values()

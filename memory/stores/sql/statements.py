@@ -129,6 +129,24 @@ def summed(insert: Any) -> Any:
     return insert.on_conflict_do_update(index_elements=[*schema.ledger.primary_key.columns], set_=numbers)
 
 
+def _clearing(dialect: sa.Dialect) -> Any:
+    """Return what replaces a block of a log, unless a fork has it too.
+
+    SQLite gives the pages of a table back where rows are deleted, and not where they become shorter; so the row is
+    replaced there.
+    """
+    blocks, lent, body = schema.blocks.c, schema.borrowed.c, sa.bindparam("b_body")
+    is_here = (
+        blocks.log == sa.bindparam("b_log"),
+        blocks.at == sa.bindparam("b_at"),
+        ~sa.exists().where(lent.log == blocks.log, lent.start <= blocks.at, lent.stop > blocks.at),
+    )
+    if dialect.name == "postgresql":
+        return sa.update(schema.blocks).where(*is_here).values(body=body)
+    insert = insert_into(schema.blocks, dialect).prefix_with("OR REPLACE")
+    return insert.from_select(["log", "at", "body"], sa.select(blocks.log, blocks.at, body).where(*is_here))
+
+
 def _picker(names: Sequence[str] | None) -> Callable[[dict[str, Any]], tuple[Any, ...]] | None:
     if names is None:
         return None
@@ -279,16 +297,7 @@ class Statements:
                 events.c.event_key.is_(None),
             )
         )
-        lent = schema.borrowed.c
-        self.clear_block = statement(
-            sa.update(schema.blocks)
-            .where(
-                blocks.log == bind("b_log"),
-                blocks.at == bind("b_at"),
-                ~sa.exists().where(lent.log == blocks.log, lent.start <= blocks.at, lent.stop > blocks.at),
-            )
-            .values(body=bind("b_body"))
-        )
+        self.clear_block = statement(_clearing(dialect))
         self.insert_event = statement(sa.insert(events))
         self.event_of_key = statement(
             sa.select(events).where(events.c.session == owner, events.c.event_key == bind("event_key"))

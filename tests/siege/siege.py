@@ -1,9 +1,9 @@
 """Attacks turnwise from outside: `make siege`. Writes the results to LAST.md beside this file.
 
-Callers, members who reach for more than their role allows, also over HTTP, timers, messages, teams of agents, webhooks, kills, freezes,
-crashes of servers, ends of programs, rival Rays, restores of older copies, bad calls, abandoned waits and damaged
-archives, all at once, on SQLite, PostgreSQL and Redis in turn. The result is checked with a
-simple ledger and with what `sqlite3`, `psycopg` and `redis` read from the store, without code of `turnwise.testing`.
+Callers, members who reach for more than their role allows, also over HTTP, timers, messages, teams of agents, webhooks,
+kills, freezes, crashes of servers, ends of programs, rival Rays, restores of older copies, bad calls, abandoned waits
+and damaged archives, all at once, on SQLite, PostgreSQL and Redis in turn. The result is checked with a simple ledger
+and with what `sqlite3`, `psycopg` and `redis` read from the store, without code of `turnwise.testing`.
 
     make siege ARGS="--minutes 20 --seed 0 --store sqlite redis"
 """

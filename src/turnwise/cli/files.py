@@ -90,7 +90,7 @@ def put(
     ] = None,
     user: User = None,
     place: Files = None,
-    namespace: Namespace = "turnwise",
+    namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """Store a file among those of a session, and print its id, by which prompts name it."""
@@ -165,7 +165,7 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     user: User = None,
     place: Files = None,
-    namespace: Namespace = "turnwise",
+    namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete a file of a session. Messages that name it stay; later requests to models say that it was deleted."""

@@ -39,8 +39,10 @@ def service(folder: Path) -> Iterator[Served]:
     tokens = folder / "tokens.json"
     tokens.write_text(json.dumps({token: name for name, token in TOKENS.items()}), encoding="utf-8")
     words = ("--demo", "--port", "0", "--placement", "in_process", "--console", "--tokens", str(tokens))
-    small = {"TURNWISE_HTTP_MAX_BODY_BYTES": "100000"}  # smaller than the files below
-    with served(f"sqlite:///{folder}/chats.db", *words, RAY_TMPDIR=str(folder), **small) as service:
+    small = "100000"  # smaller than the files below
+    with served(
+        f"sqlite:///{folder}/chats.db", *words, RAY_TMPDIR=str(folder), TURNWISE_HTTP_MAX_BODY_BYTES=small
+    ) as service:
         yield service
 
 

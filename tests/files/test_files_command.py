@@ -24,12 +24,12 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     for name in ("RAY_ADDRESS", "TURNWISE_STORE"):
         monkeypatch.delenv(name, raising=False)
     if request.param == "sqlite":
-        store, settings = f"sqlite:///{tmp_path}/chats.db", {}
+        store, files = f"sqlite:///{tmp_path}/chats.db", None
     else:
-        store, settings = request.getfixturevalue("database"), {"files": str(tmp_path / "files")}
-    with SessionManager(store, engine=EchoEngine(), placement=InProcess(), **settings) as manager:
+        store, files = request.getfixturevalue("database"), str(tmp_path / "files")
+    with SessionManager(store, engine=EchoEngine(), placement=InProcess(), files=files) as manager:
         manager.open("trip", user_id="ann")
-    return store, [word for url in settings.values() for word in ("--files", url)]
+    return store, ["--files", files] if files else []
 
 
 def test_a_file_is_put_listed_read_and_removed(place: tuple[str, list[str]], tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ async def test_a_member_of_many_users_sessions_finds_each(url: str) -> None:
             await session.append(f"the olive {number}")
             if number % 2:
                 await session.add_member("tom")
-        hits, cursor = [], None
+        hits, cursor = list[Any](), None
         while True:
             page = await manager.search("tom", "olive", limit=8, cursor=cursor)
             hits += page

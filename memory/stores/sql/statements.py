@@ -135,7 +135,8 @@ def _clearing(dialect: sa.Dialect) -> Any:
     SQLite gives the pages of a table back where rows are deleted, and not where they become shorter; so the row is
     replaced there.
     """
-    blocks, lent, body = schema.blocks.c, schema.borrowed.c, sa.bindparam("b_body")
+    blocks, lent = schema.blocks.c, schema.borrowed.c
+    body: sa.BindParameter[str] = sa.bindparam("b_body")
     is_here = (
         blocks.log == sa.bindparam("b_log"),
         blocks.at == sa.bindparam("b_at"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from turnwise.memory.conversation.blocks import Block, Document, Image, User
 from turnwise.memory.files.attachments import moved_id
 
@@ -13,6 +15,9 @@ def is_same_prompt(stored: Block, sent: Block) -> bool:
     return unsigned(stored) == sent
 
 
-def unsigned(block: Block) -> Block:
+AnyKind = TypeVar("AnyKind", bound=Block)
+
+
+def unsigned(block: AnyKind) -> AnyKind:
     """Return a prompt without its author, as clients send it."""
     return block.model_copy(update={"author": None}) if isinstance(block, User) and block.author else block

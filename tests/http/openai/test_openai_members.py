@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,28 +66,31 @@ def test_a_member_goes_on_with_a_conversation_of_another_user(service: Served) -
     assert len(rita.conversations.items.list("conv_trip").data) == 4
     assert [item.id for item in rita.responses.input_items.list(then.id)]
     assert tom.responses.cancel(then.id).status == "completed"
-    for refused in (
+    refused_calls: list[Callable[[], Any]] = [
         lambda: rita.responses.create(input="May I?", conversation="conv_trip"),
         lambda: tom.conversations.delete("conv_trip"),
         lambda: tom.conversations.update("conv_trip", metadata={"mine": "yes"}),
         lambda: tom.responses.delete(first.id),
-    ):
+    ]
+    for refused in refused_calls:
         with pytest.raises(openai.PermissionDeniedError):
             refused()
     own = client_of(service, "tom")
-    for absent in (
+    absent_calls: list[Callable[[], Any]] = [
         lambda: eve.conversations.retrieve("conv_trip"),
         lambda: eve.responses.retrieve(then.id),
         lambda: own.conversations.retrieve("conv_trip"),
         lambda: own.responses.retrieve(then.id),
-    ):
+    ]
+    for absent in absent_calls:
         with pytest.raises(openai.NotFoundError):
             absent()
-    for new in (
+    new_calls: list[Callable[[], Any]] = [
         lambda: tom.responses.create(input="Hello!"),
         tom.conversations.create,
         lambda: tom.chat.completions.create(model="local", messages=[{"role": "user", "content": "Hello!"}]),
-    ):
+    ]
+    for new in new_calls:
         with pytest.raises(openai.BadRequestError, match="Nothing new can be made for user 'ann'"):
             new()
 

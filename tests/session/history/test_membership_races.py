@@ -176,5 +176,5 @@ async def test_a_member_who_is_removed_while_texts_are_read_finds_nothing() -> N
     for order in ("newest", "rank"):
         await world.core.membership.set_member("tom", "member")
         world.store.inner.blocks = blocks_after_the_removal
-        assert not await find_messages(world.store, texts, order=order)  # type: ignore[arg-type]
+        assert not await find_messages(world.store, texts, order=order)
         world.store.inner.blocks = read

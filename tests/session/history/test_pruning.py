@@ -102,7 +102,8 @@ async def test_what_goes_is_cleared_once() -> None:
         cleared.extend(position for position, _ in new.cleared_blocks)
         await commit(key, epoch, new)
 
-    core.state.journal.store.commit = noting  # type: ignore[method-assign]
+    store: Any = core.state.journal.store
+    store.commit = noting
     for number in range(12):
         await run(core, f"{number}")
     assert cleared == list(range(18)), "each block of the nine turns that went"

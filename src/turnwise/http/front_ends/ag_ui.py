@@ -97,7 +97,7 @@ def _modern_part(part: Any) -> Any:
     kind = str(media_type).partition("/")[0]
     sources = (("id", "file"), ("url", "url"), ("data", "data"))
     name, source = next(((name, kind) for name, kind in sources if part.get(name) is not None), ("data", "data"))
-    new = {"type": kind if kind in ("image", "audio", "video") else "document"}
+    new: dict[str, Any] = {"type": kind if kind in ("image", "audio", "video") else "document"}
     new["source"] = {"type": source, "value": part.get(name), "mimeType": media_type}
     return {**new, "metadata": {"filename": part["filename"]}} if part.get("filename") else new
 

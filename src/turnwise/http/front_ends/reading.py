@@ -10,8 +10,8 @@ from urllib.parse import unquote
 from pydantic import ValidationError
 
 from turnwise.errors import InvalidIdError, InvalidInputError, shown
-from turnwise.memory.conversation.blocks import Block, Document, Image, User, is_file_id, is_media_type
-from turnwise.memory.values.ids import check_id
+from turnwise.memory.conversation.blocks import Block, Document, Image, User, is_media_type
+from turnwise.memory.values.ids import check_id, is_file_id
 
 _DATA_URL = re.compile(r"data:([^,]*);base64,(.*)", re.DOTALL)
 

@@ -223,7 +223,7 @@ async def _in_session(completion_request: _ChatRequest, session: AsyncSession, o
         repeated = await _last(session)
         if repeated.run.is_open or repeated.run.state == "completed" or new.after:
             return _answer(body, repeated.execution, repeated.run, new.after)
-        prompts = [unsigned(block) for block in repeated.prompts]  # it has failed, so it is asked again
+        prompts = list(map(unsigned, repeated.prompts))  # it has failed, so it is asked again
     try:
         if engine is None:
             execution = await session.run(*prompts, **options)

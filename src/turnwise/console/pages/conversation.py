@@ -347,15 +347,16 @@ class _Conversation:
                 if name != THUMB or not has_thumbs:
                     value = mark.value if isinstance(mark.value, str) else to_json(mark.value)
                     tag("span", "badge", f"{name}: {value}"[:_MARK_CHARS], title=mark.by or "")
-            for value, label, sign in (("up", "Good answer", "👍"), ("down", "Bad answer", "👎")) if has_thumbs else ():
+            for value, label in (("up", "Good answer"), ("down", "Bad answer")) if has_thumbs else ():
                 is_set = thumb is not None and thumb.value == value
-                button(
-                    sign,
+                with button(
+                    "",
                     partial(self._mark, message, None if is_set else value),
                     "quiet",
                     aria_label=label,
                     aria_pressed="true" if is_set else "false",
-                )
+                ):
+                    ui.icon(f"thumb_{value}", size="1rem")  # not an emoji, for which some systems have no font
 
     async def _mark(self, message: ChatMessage, value: str | None) -> None:
         identity = self._frame.viewer.identity

@@ -332,6 +332,11 @@ class InMemoryStore(LocalClock):
         turns = self._row(key).turns
         return first_of([turns[index] for index in sorted(turns) if index > after][: check_limit(limit)])
 
+    async def turns_with_removals(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
+        turns = self._row(key).turns.values()
+        less = [turn for turn in turns if turn.index > after and (turn.forgotten or turn.removed)]
+        return first_of(sorted(less, key=lambda turn: turn.index)[: check_limit(limit)])
+
     async def run(self, run_id: str, user_id: str = DEFAULT_USER) -> RunRecord:
         self._check_open()
         owner = self._owners.get(run_id)

@@ -115,6 +115,9 @@ class Statement:
         return values if compiled.pick is None else compiled.pick(values)
 
 
+_HAS_REMOVALS = sa.or_(schema.turns.c.forgotten.is_not(None), schema.turns.c.removed.is_not(None))
+"""The condition that a turn has lost something."""
+
 _VALUES = re.compile(r"VALUES (\([^()]*\))")
 
 
@@ -172,8 +175,7 @@ class Statements:
         def statement(core: Any, columns: Sequence[str] | None = None) -> Statement:
             return Statement(core, dialect, columns)
 
-        sessions, turns, runs, events = schema.sessions, schema.turns, schema.runs, schema.events
-        bind = sa.bindparam
+        sessions, turns, runs, events, bind = schema.sessions, schema.turns, schema.runs, schema.events, sa.bindparam
         is_session = (sessions.c.user_id == bind("user_id"), sessions.c.session_id == bind("session_id"))
         owner = sa.select(sessions.c.key).where(*is_session).scalar_subquery()
         columns = [column.name for column in sessions.columns]
@@ -304,14 +306,15 @@ class Statements:
             sa.select(events).where(events.c.session == owner, events.c.event_key == bind("event_key"))
         )
 
-        def page(table: sa.Table, number: sa.Column[Any]) -> Statement:
-            rows = sa.select(table).where(table.c.session == owner, number > bind("after")).order_by(number)
+        def page(table: sa.Table, number: sa.Column[Any], *filters: Any) -> Statement:
+            rows = sa.select(table).where(table.c.session == owner, number > bind("after"), *filters).order_by(number)
             return statement(first_rows(rows.limit(bind("limit")), number, dialect))
 
         self._add_members(statement, dialect)
         self._add_deliveries(statement, dialect, is_session)
         self._add_sums(statement, dialect)
         self.turns = page(turns, turns.c.idx)
+        self.turns_with_removals = page(turns, turns.c.idx, _HAS_REMOVALS)
         self.runs = page(runs, runs.c.turn_index)
         self.events = page(events, events.c.seq)
 

@@ -90,6 +90,7 @@ pre.text.code { font: .84rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monos
 .attach { display: inline-block; } .attach input { position: absolute; width: 1px; height: 1px; opacity: 0; }
 .attach:focus-within { outline: 3px solid var(--accent); outline-offset: 2px; }
 .attach:has(input:disabled) { opacity: .5; }
+.sign { font-size: 1rem; line-height: 1; vertical-align: middle; }
 .attached:empty { display: none; }
 details.files { margin-bottom: 1rem; }
 details > summary { cursor: pointer; color: var(--soft); font-size: .88rem; font-weight: 550; }

@@ -356,7 +356,8 @@ class _Conversation:
                     aria_label=label,
                     aria_pressed="true" if is_set else "false",
                 ):
-                    ui.icon(f"thumb_{value}", size="1rem")  # not an emoji, for which some systems have no font
+                    # A ligature of NiceGUI's own font: for emojis some systems have none.
+                    tag("span", "material-icons sign", f"thumb_{value}", aria_hidden="true")
 
     async def _mark(self, message: ChatMessage, value: str | None) -> None:
         identity = self._frame.viewer.identity

@@ -631,6 +631,7 @@ class AsyncSessionManager:
         since=Time | None,
         until=Time | None,
         mark=MarkName | None,
+        shared=bool,
     )
     async def search(
         self,
@@ -647,8 +648,12 @@ class AsyncSessionManager:
         since: float | None = None,
         until: float | None = None,
         mark: str | None = None,
+        shared: bool = True,
     ) -> Page[SearchHit]:
-        """Return a page of the messages of a user in which all words of `text` occur, with snippets.
+        """Return a page of the messages in a user's sessions in which all words of `text` occur, with snippets.
+
+        Sessions that others share with the user are searched too; `user_id` of a hit says to whom its session belongs.
+        Whoever was removed from a session finds nothing there from then on.
 
         Prompts and answers are searched, the first 20,000 characters of each: not thoughts, instructions, summaries or
         results of tools, and not what was forgotten, removed or cleared. What is stored is found at once. Words are
@@ -665,6 +670,7 @@ class AsyncSessionManager:
             since: only messages whose `at` is at or after this time, in seconds since the epoch.
             until: only messages whose `at` is before this time.
             mark: only messages that have a mark of this name: see `Session.mark`.
+            shared: whether sessions of others are searched of which the user is a member, without those of agents.
 
         Raises:
             InvalidInputError: `text` has no letter and no digit, or more than 1,000 characters or 32 words.
@@ -673,6 +679,7 @@ class AsyncSessionManager:
         texts = TextFilter(
             query=parse_query(text),
             user_id=user_id,
+            shared=shared,
             session_id=session_id,
             agent=agent,
             agents=agents,

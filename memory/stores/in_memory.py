@@ -306,7 +306,7 @@ class InMemoryStore(LocalClock):
         return [
             (number, row, text)
             for row in self._rows.values()
-            if row.session.user_id == texts.user_id
+            if row.session.user_id == texts.user_id or (texts.shared and texts.user_id in row.session.members)
             if texts.agent in (None, row.session.agent) and texts.session_id in (None, row.session.session_id)
             if texts.agents or row.session.called_by is None
             for number, text in row.texts.values()
@@ -337,6 +337,11 @@ class InMemoryStore(LocalClock):
     async def turns(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
         turns = self._row(key).turns
         return first_of([turns[index] for index in sorted(turns) if index > after][: check_limit(limit)])
+
+    async def turns_with_removals(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
+        turns = self._row(key).turns.values()
+        less = [turn for turn in turns if turn.index > after and (turn.forgotten or turn.removed)]
+        return first_of(sorted(less, key=lambda turn: turn.index)[: check_limit(limit)])
 
     async def run(self, run_id: str, user_id: str = DEFAULT_USER) -> RunRecord:
         self._check_open()

@@ -28,6 +28,7 @@ async def open_for_run(
     options: RunOptions | None = None,
     *,
     user_id: str | None = None,
+    as_user: str | None = None,
     agent: str | None = None,
     engine: str | None = None,
 ) -> AsyncSession:
@@ -39,6 +40,7 @@ async def open_for_run(
         session_id: if omitted, the session is new and gets a new id.
         prompts: the run's prompts; without any, nothing is created.
         options: the run's options.
+        as_user: the member for whom it is, of a session that `user_id` shares. Then none is created.
 
     Raises:
         TurnwiseError: the run or the session was refused; nothing was created.
@@ -47,9 +49,10 @@ async def open_for_run(
         session_id = new_id()
     else:
         try:
-            return await manager.get(session_id, user_id=user_id)
+            return await manager.get(session_id, user_id=user_id, as_user=as_user)
         except SessionNotFoundError:
-            pass
+            if as_user is not None:
+                raise
     fresh = SessionRecord(
         session_id=check_id("session id", session_id), user_id=user_id or DEFAULT_USER, agent=agent, engine=engine
     )

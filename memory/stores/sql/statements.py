@@ -115,6 +115,9 @@ class Statement:
         return values if compiled.pick is None else compiled.pick(values)
 
 
+_HAS_REMOVALS = sa.or_(schema.turns.c.forgotten.is_not(None), schema.turns.c.removed.is_not(None))
+"""The condition that a turn has lost something."""
+
 _VALUES = re.compile(r"VALUES (\([^()]*\))")
 
 
@@ -127,6 +130,25 @@ def summed(insert: Any) -> Any:
     """Return an insert into the ledger that adds its numbers to those of a row that is there already."""
     numbers = {name: schema.ledger.c[name] + insert.excluded[name] for name in NUMBERS}
     return insert.on_conflict_do_update(index_elements=[*schema.ledger.primary_key.columns], set_=numbers)
+
+
+def _clearing(dialect: sa.Dialect) -> Any:
+    """Return what replaces a block of a log, unless a fork has it too.
+
+    SQLite gives the pages of a table back where rows are deleted, and not where they become shorter; so the row is
+    replaced there.
+    """
+    blocks, lent = schema.blocks.c, schema.borrowed.c
+    body: sa.BindParameter[str] = sa.bindparam("b_body")
+    is_here = (
+        blocks.log == sa.bindparam("b_log"),
+        blocks.at == sa.bindparam("b_at"),
+        ~sa.exists().where(lent.log == blocks.log, lent.start <= blocks.at, lent.stop > blocks.at),
+    )
+    if dialect.name == "postgresql":
+        return sa.update(schema.blocks).where(*is_here).values(body=body)
+    insert = insert_into(schema.blocks, dialect).prefix_with("OR REPLACE")
+    return insert.from_select(["log", "at", "body"], sa.select(blocks.log, blocks.at, body).where(*is_here))
 
 
 def _picker(names: Sequence[str] | None) -> Callable[[dict[str, Any]], tuple[Any, ...]] | None:
@@ -153,8 +175,7 @@ class Statements:
         def statement(core: Any, columns: Sequence[str] | None = None) -> Statement:
             return Statement(core, dialect, columns)
 
-        sessions, turns, runs, events = schema.sessions, schema.turns, schema.runs, schema.events
-        bind = sa.bindparam
+        sessions, turns, runs, events, bind = schema.sessions, schema.turns, schema.runs, schema.events, sa.bindparam
         is_session = (sessions.c.user_id == bind("user_id"), sessions.c.session_id == bind("session_id"))
         owner = sa.select(sessions.c.key).where(*is_session).scalar_subquery()
         columns = [column.name for column in sessions.columns]
@@ -253,23 +274,14 @@ class Statements:
                 events.c.event_key.is_(None),
             )
         )
-        lent = schema.borrowed.c
-        self.clear_block = statement(
-            sa.update(schema.blocks)
-            .where(
-                blocks.log == bind("b_log"),
-                blocks.at == bind("b_at"),
-                ~sa.exists().where(lent.log == blocks.log, lent.start <= blocks.at, lent.stop > blocks.at),
-            )
-            .values(body=bind("b_body"))
-        )
+        self.clear_block = statement(_clearing(dialect))
         self.insert_event = statement(sa.insert(events))
         self.event_of_key = statement(
             sa.select(events).where(events.c.session == owner, events.c.event_key == bind("event_key"))
         )
 
-        def page(table: sa.Table, number: sa.Column[Any]) -> Statement:
-            rows = sa.select(table).where(table.c.session == owner, number > bind("after")).order_by(number)
+        def page(table: sa.Table, number: sa.Column[Any], *filters: Any) -> Statement:
+            rows = sa.select(table).where(table.c.session == owner, number > bind("after"), *filters).order_by(number)
             return statement(first_rows(rows.limit(bind("limit")), number, dialect))
 
         self._add_lists(statement)
@@ -278,6 +290,7 @@ class Statements:
         self._add_sums(statement, dialect)
         self._add_tenants(statement, dialect)
         self.turns = page(turns, turns.c.idx)
+        self.turns_with_removals = page(turns, turns.c.idx, _HAS_REMOVALS)
         self.runs = page(runs, runs.c.turn_index)
         self.events = page(events, events.c.seq)
 

@@ -397,6 +397,9 @@ class SQLStore(SecureDeleteDatabase):
     async def turns(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
         return await self._list(self._sql.turns, key, after, limit, lambda row: read_turn(row, key))
 
+    async def turns_with_removals(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
+        return await self._list(self._sql.turns_with_removals, key, after, limit, lambda row: read_turn(row, key))
+
     async def run(self, run_id: str, user_id: str = DEFAULT_USER) -> RunRecord:
         def read(connection: sa.Connection) -> RunRecord:
             row = self._sql.run(connection, {"run_id": run_id, "user_id": user_id}).one_or_none()

@@ -13,9 +13,10 @@ from turnwise.cli.accounting.usage import usage
 from turnwise.cli.chat.command import ChatCommand, chat
 from turnwise.cli.common import Command, Commands
 from turnwise.cli.console import console
-from turnwise.cli.doctor import doctor
+from turnwise.cli.doctor.command import doctor
 from turnwise.cli.exporting.archive import export, import_, sweep
 from turnwise.cli.exporting.dataset import dataset
+from turnwise.cli.files import files
 from turnwise.cli.listing import ls, runs, schedules
 from turnwise.cli.mcp import mcp
 from turnwise.cli.memory import memory
@@ -41,6 +42,7 @@ for command in (ls, show, search, marks, runs, schedules, usage, *changes, expor
     app.command(cls=Command)(command)
 app.command("import", cls=Command)(import_)
 app.command(cls=Command)(sweep)
+app.add_typer(files, name="files")
 app.add_typer(webhooks, name="webhooks")
 app.add_typer(quotas, name="quotas")
 app.add_typer(tenants, name="tenants")

@@ -18,7 +18,7 @@ from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.errors import InvalidInputError, OperatorsOnlyError, shown
 from turnwise.http.auth import Auth, Identity, identity_of
-from turnwise.http.native.handles import Handles, Result
+from turnwise.http.native.handles import Handles, Result, whose
 from turnwise.http.problems import TooManyStreams, Unauthorized
 from turnwise.http.settings import HttpSettings, OnDisconnect
 from turnwise.memory.conversation.sessions import DEFAULT_USER
@@ -169,6 +169,11 @@ class Caller:
     def user_id(self) -> str:
         """The user; "default" without authentication."""
         return self.identity.user_id if self.identity else DEFAULT_USER
+
+    @property
+    def whose(self) -> dict[str, str | None]:
+        """The arguments by which the manager finds what it is about: `user_id`, and `as_user` for what is shared."""
+        return whose(self.user_id, self.owner)
 
     def in_place_of(self, user_id: str | None) -> Caller:
         """Return who decides about a run that may be another user's: an operator acts in the place of that user.

@@ -157,6 +157,31 @@ async def test_a_chosen_version_comes_with_what_was_answered_after_it() -> None:
 
 
 @pytest.mark.virtual_time
+async def test_what_is_read_to_answer_anew_does_not_grow_with_the_turns_before() -> None:
+    counts: list[int] = []
+    for length in (20, 200):
+        stage = await MemoryStage.opened()
+        messages = [{"role": role, "content": f"{n}"} for n in range(length) for role in ("user", "assistant")]
+        await stage.core.importing.import_turns(read_messages(messages))
+        await stage.say("last")
+        turns = await stage.core.reads.turns()
+        store: Any = stage.core.state.journal.store
+        read, records = store.turns, list[int]()
+
+        async def counting(*args: Any, read: Any = read, records: list[int] = records, **options: Any) -> Any:
+            page = await read(*args, **options)
+            records.append(len(page))
+            return page
+
+        store.turns = counting
+        turn = await rerun(stage, "instead", turns[-1].index)
+        store.turns = read
+        assert turn.parent is not None and turn.parent.endswith(f"#{turns[-2].index}")
+        counts.append(sum(records))
+    assert counts[0] == counts[1] < 20, counts
+
+
+@pytest.mark.virtual_time
 async def test_the_last_turn_is_answered_anew_with_its_own_prompts() -> None:
     stage = await MemoryStage.opened()
     picture = Image(url="https://example.org/a.png")

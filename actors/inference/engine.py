@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from turnwise.errors import InvalidInputError, shown
-from turnwise.memory.conversation.blocks import AnyBlock, Block, Document, Image
+from turnwise.memory.conversation.blocks import AnyBlock, Block, Document, Image, ToolResult, ToolUse
 from turnwise.memory.conversation.calls.tool_calls import CallState
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.turns import Turn
@@ -130,6 +130,20 @@ class RunContext(Protocol):
         """
 
 
+class ToolStandIn(Protocol):
+    """Answers tool calls in place of the tools, so that a replay of a recorded turn changes nothing outside."""
+
+    async def answer(self, use: ToolUse, *, reads: bool) -> ToolResult | None:
+        """Return the result of a call; None if the tool itself is to be called.
+
+        Args:
+            reads: whether the tool is marked as one that only reads: see `tool(reads=...)`.
+
+        Raises:
+            TurnwiseError: there is no result, so the run ends here.
+        """
+
+
 class StepContext(RunContext, Protocol):
     """One run, for an engine that works in steps, such as `ToolLoop`.
 
@@ -139,6 +153,10 @@ class StepContext(RunContext, Protocol):
     @property
     def calls(self) -> Mapping[str, CallState]:
         """The states of the run's tool calls (decisions, attempts), by call id, as of the last commit."""
+
+    @property
+    def stand_in(self) -> ToolStandIn | None:
+        """What answers tool calls in place of the tools; None outside of a replay: then the tools are called."""
 
     def publish(self, kind: type[Event], **values: Any) -> None:
         """Publish a live event, which is not stored."""

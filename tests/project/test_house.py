@@ -32,6 +32,7 @@ from turnwise import (
     events,
     http,
     memories,
+    replay,
     stores,
     strategies,
     telemetry,
@@ -45,7 +46,7 @@ ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
 FLOORS = [
     *("errors", "memory", "strategies", "actors", "telemetry", "adapters", "http", "console", "testing", "conformance"),
-    "cli",
+    *("replay", "cli"),
 ]
 ROOMS = {
     "memory": [
@@ -255,6 +256,7 @@ PUBLIC = [
     engines,
     http,
     memories,
+    replay,
     stores,
     strategies,
     telemetry,

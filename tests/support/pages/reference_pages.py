@@ -23,6 +23,7 @@ from turnwise import (
     events,
     http,
     memories,
+    replay,
     stores,
     strategies,
     telemetry,
@@ -44,7 +45,8 @@ MODULES = {
     "turnwise": "For a first program and an agent. The other modules have the rest.",
     **{module.__name__: (module.__doc__ or "") for module in (engines, memories, stores, strategies, transcripts)},
     **{
-        module.__name__: (module.__doc__ or "") for module in (conformance, testing, http, console, telemetry, adapters)
+        module.__name__: (module.__doc__ or "")
+        for module in (conformance, replay, testing, http, console, telemetry, adapters)
     },
 }
 

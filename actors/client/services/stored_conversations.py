@@ -1,0 +1,64 @@
+"""`StoredConversations`: what reads all conversations of a manager's store, such as a replay, has of the manager."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+from turnwise.actors.client.blocking.manager import SessionManager
+from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.errors import FilesUnavailableError
+from turnwise.memory.files.access import FileAccess
+from turnwise.memory.stores.base import SessionStore
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class StoredConversations:
+    """A manager's store, the files that its blocks name, and whether its sessions have memories."""
+
+    store: SessionStore
+    files: FileAccess | None
+    has_memories: bool
+
+
+Work = Callable[[StoredConversations], Awaitable[Result]]
+
+
+@overload
+def conversations_of(manager: SessionManager, work: Work[Result]) -> Result: ...
+
+
+@overload
+def conversations_of(manager: AsyncSessionManager, work: Work[Result]) -> Coroutine[Any, Any, Result]: ...
+
+
+def conversations_of(manager: SessionManager | AsyncSessionManager, work: Work[Result]) -> Any:
+    """Carry out what reads the conversations of a manager; return its result.
+
+    With an `AsyncSessionManager` this is a coroutine. With a `SessionManager` it blocks, and the work runs on the event
+    loop of the manager's store.
+    """
+    if isinstance(manager, AsyncSessionManager):
+        return _carry_out(manager, work)
+
+    async def on_portal() -> Result:
+        return await work(_stored(manager))
+
+    return manager._client.portal.run(on_portal())  # noqa: SLF001 - of the same package
+
+
+async def _carry_out(manager: AsyncSessionManager, work: Work[Result]) -> Result:
+    await manager._start.done()  # noqa: SLF001 - of the same package
+    return await work(_stored(manager))
+
+
+def _stored(manager: SessionManager | AsyncSessionManager) -> StoredConversations:
+    client = manager._client  # noqa: SLF001 - of the same package
+    try:
+        files: FileAccess | None = client.files
+    except FilesUnavailableError:
+        files = None
+    return StoredConversations(client.session_store, files, bool(client.memories or client.working_memory))

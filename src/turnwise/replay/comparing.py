@@ -23,7 +23,7 @@ Embedding = Callable[[Sequence[str]], Sequence[Sequence[float]] | Awaitable[Sequ
 
 _REFUSAL = re.compile(
     r"^\W*(i('m| am)( very| so)? sorry|sorry|i apologi[sz]e|unfortunately)?\W*(but )?(i|we)('m| am| are)? "
-    r"(can(no|')t|can not|won't|will not|unable to|not able to|must decline|have to decline)\b.{0,40}"
+    r"(can(no|')t|can not|won't|will not|unable to|not able to|must decline|have to decline)\b(?! wait).{0,40}"
     r"\b(help|assist|do that|provide|comply|answer|discuss|share|with th(at|is))",
     re.IGNORECASE,
 )

@@ -68,9 +68,7 @@ class Lines:
 
     def add(self, replays: Sequence[TurnReplay]) -> None:
         """Write records."""
-        self._file.writelines(
-            f"{json.dumps(row_of(replay), ensure_ascii=False, default=_plain)}\n" for replay in replays
-        )
+        self._file.writelines(f"{json.dumps(row_of(replay), default=_plain)}\n" for replay in replays)
 
 
 def _plain(value: Any) -> Any:

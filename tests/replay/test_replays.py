@@ -24,10 +24,12 @@ from turnwise.errors import ConfigError, InvalidInputError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.turns import Turn
 from turnwise.replay import (
+    Answer,
     FunctionGrader,
     RecordedTools,
     Replay,
     Selection,
+    TurnReplay,
     Variant,
     Work,
     recorded_turns,
@@ -52,6 +54,10 @@ def talk(manager: SessionManager, name: str, *prompts: str, user: str = "ann", *
 
 def prompts(result: Replay) -> list[str]:
     return sorted(turn.prompt for turn in result.turns)
+
+
+def one_point(turn: TurnReplay, answer: Answer) -> float:
+    return 1.0
 
 
 def shout(turn: Turn) -> str:
@@ -109,9 +115,9 @@ def test_what_was_deleted_forgotten_or_removed_never_comes_along(manager: Sessio
     chat = manager.get("chat", user_id="ann")
     chat.memory.forget(0)
     chat.remove(chat.turn(2))
-    for options in ({}, {"forward": True}):
+    for forward in (False, True):
         engine = RecordingEngine(["new"], repeat=True)
-        result = replay(manager, engine=engine, **options)
+        result = replay(manager, engine=engine, forward=forward)
         assert "secret" not in json.dumps(texts_given(engine))
         assert "secret" not in str(result.turns)
         assert "last" in prompts(result)
@@ -383,9 +389,9 @@ def test_a_conversation_of_many_pages_is_read_page_by_page(
     monkeypatch.setattr("turnwise.replay.recorded.TURNS_PAGE", 2)
     talk(manager, "chat", *map(str, range(7)))
     manager.get("chat", user_id="ann").memory.forget(5)
-    for options in ({}, {"forward": True}):
+    for forward in (False, True):
         engine = RecordingEngine(["new"], repeat=True)
-        result = replay(manager, engine=engine, **options)
+        result = replay(manager, engine=engine, forward=forward)
         assert prompts(result) == ["0", "1", "2", "3", "4", "6"]
         assert "5" not in json.dumps(texts_given(engine))
         assert len(texts_given(engine)[-1]) == 11
@@ -401,7 +407,7 @@ def test_a_conversation_of_many_pages_is_read_page_by_page(
         {"engine": EchoEngine(), "parquet": True},
         {"engine": EchoEngine(), "fail_if": "beauty > 3"},
         {"engine": EchoEngine(), "overflow": "trim"},
-        {"engine": EchoEngine(), "graders": [FunctionGrader("a", len), FunctionGrader("a", len)]},
+        {"engine": EchoEngine(), "graders": [FunctionGrader("a", one_point), FunctionGrader("a", one_point)]},
     ],
 )
 def test_arguments_that_cannot_be_used_are_refused_before_anything_is_asked(wrong: dict[str, Any]) -> None:

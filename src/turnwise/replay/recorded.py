@@ -187,7 +187,7 @@ class _Page:
                 await self._read(remaining)
                 inexact.append("it lacks what was removed or forgotten since")
         if self.was_cleared or (is_selected and _has_cleared(self.cache.read(turn.input))):
-            inexact.append("it lacks what it had of turns that were cleared since")
+            inexact.append("it may lack what it had of turns that were cleared since")
         text = turn.metadata.get(RECALLED)
         if text is None and self.has_memories and run.memory != "off":
             inexact.append("it may lack what memories recalled, which was not kept: see MemoryConfig.keep_recalled")
@@ -209,8 +209,8 @@ class _Page:
 
 
 def _was_cleared(first: TurnRecord, log: str) -> bool:
-    """Return whether turns came before the first one that is stored; a fork begins with one of another log."""
-    return first.parent is not None and all(span.log == log for span in first.prompt)
+    """Return whether turns may have come before the first one that is stored; a fork begins with one of another log."""
+    return first.index > 0 and all(span.log == log for span in first.prompt)
 
 
 def _has_cleared(blocks: Iterable[AnyBlock]) -> bool:

@@ -63,7 +63,9 @@ class Comparing:
         """
         normalise = self.normalise or normalised
         fields = different_fields(was.text, now.text) if is_json else None
-        is_same_text = not fields if fields is not None else normalise(was.text) == normalise(now.text)
+        is_same_text = was.text == now.text or (
+            not fields if fields is not None else normalise(was.text) == normalise(now.text)
+        )
         is_same_calls = call_sequence(was) == call_sequence(now)
         similarity = 1.0 if is_same_text else await self._similarity(was.text, now.text)
         changed: dict[str, Any] = {

@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from filled import turnwise
+from typer import testing
 
 from turnwise import EchoEngine, InProcess, SessionManager
+from turnwise.cli import app
 
 ENGINES = """
 from turnwise import EchoEngine
@@ -17,6 +18,11 @@ echo = EchoEngine()
 new = FunctionEngine(lambda turn: "something quite different")
 length = FunctionGrader("length", lambda turn, answer: len(answer.text))
 """
+
+
+def turnwise(*words: str) -> testing.Result:
+    """Carry out a command in this process, without a terminal."""
+    return testing.CliRunner().invoke(app, words)
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ def chat(
     demo: Annotated[
         bool, typer.Option("--demo", help="Where OPENAI_API_KEY is not set, simulate a model: no key, no network.")
     ] = False,
-    namespace: Namespace = "turnwise",
+    namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """Talk with a model. Answers stream. Ctrl+C stops an answer and keeps its text; pressed twice, it leaves.
@@ -158,7 +158,7 @@ def _talk(
     create: bool,
     user: str | None,
     memory: str | None,
-    namespace: str,
+    namespace: str | None,
     as_json: bool,
     is_kept: bool,
 ) -> int:
@@ -197,7 +197,9 @@ def _talk(
     return code
 
 
-def _manager(store: str, engine: EngineBuilder, key: SessionKey | None, memory: str | None, ns: str) -> SessionManager:
+def _manager(
+    store: str, engine: EngineBuilder, key: SessionKey | None, memory: str | None, named: str | None
+) -> SessionManager:
     """Join Ray if there is one, and open the store."""
     from turnwise.actors.client.blocking.manager import SessionManager
 
@@ -206,8 +208,8 @@ def _manager(store: str, engine: EngineBuilder, key: SessionKey | None, memory: 
         from turnwise.memory.longterm.lexical import LexicalMemory
 
         memories = [LexicalMemory(memory)]
-    placement = joined(ns, store, key)
-    return SessionManager(store, engine=engine, memory=memories, placement=placement, namespace=ns)
+    placement, namespace = joined(named, store, key)
+    return SessionManager(store, engine=engine, memory=memories, placement=placement, namespace=namespace)
 
 
 def _open(manager: SessionManager, session_id: str | None, create: bool, user: str | None) -> tuple[Session, bool]:

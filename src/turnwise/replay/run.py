@@ -6,6 +6,7 @@ import asyncio
 import heapq
 import itertools
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -212,6 +213,42 @@ def _job(
         condition=None if fail_if is None else Condition.parse(fail_if, tuple(grader.name for grader in graders)),
         progress=progress,
     )
+
+
+EXACT = "exact"
+"""Of turns whose requests are the recorded ones, in what `check_requests` returns."""
+
+
+@overload
+def check_requests(manager: SessionManager, *, select: Selection | None = None) -> Mapping[str, int]: ...
+
+
+@overload
+def check_requests(
+    manager: AsyncSessionManager, *, select: Selection | None = None
+) -> Coroutine[Any, Any, Mapping[str, int]]: ...
+
+
+def check_requests(manager: SessionManager | AsyncSessionManager, *, select: Selection | None = None) -> Any:
+    """Return how many selected turns a replay would ask as they were asked then, as `exact`; no engine is asked.
+
+    The others, whose requests may differ, are counted by each reason: see `TurnReplay.inexact`. The sample of a
+    selection is ignored.
+
+    With an `AsyncSessionManager` this is a coroutine; with a `SessionManager` it blocks.
+    """
+    if not isinstance(manager, SessionManager | AsyncSessionManager):
+        raise InvalidInputError("manager", shown(manager), "pass a SessionManager or an AsyncSessionManager")
+    return conversations_of(manager, lambda stored: _checked(stored, select or Selection()))
+
+
+async def _checked(stored: StoredConversations, select: Selection) -> Mapping[str, int]:
+    counts: Counter[str] = Counter({EXACT: 0})
+    async for session in sessions_of(stored.store, select):
+        pages = recorded_turns(stored.store, session.key, select, has_memories=stored.has_memories)
+        async for page in pages:
+            counts.update(reason for turn in page for reason in turn.inexact or (EXACT,))
+    return dict(counts)
 
 
 def _check_number(name: str, value: int, least: int) -> None:

@@ -15,6 +15,7 @@ from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
     from turnwise.replay.run import Replay
+    from turnwise.replay.selecting import Selection
     from turnwise.replay.statistics import Interval, MetricSummary, Summary
 
 _PATH = "module:object"
@@ -69,6 +70,10 @@ def replay(
     out: Annotated[Path | None, typer.Option(help="A folder for report.html and turns.jsonl.")] = None,
     parquet: Annotated[bool, typer.Option("--parquet", help="With --out: write turns.parquet, too.")] = False,
     fail_if: Annotated[str | None, typer.Option(help="When to exit with 1: 'cost > 1.1x or refusals > +1%'.")] = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Ask no engine: count the turns whose requests are the recorded ones."),
+    ] = False,
     history: History = None,
     as_json: AsJson = False,
 ) -> None:
@@ -76,17 +81,25 @@ def replay(
     from turnwise.replay.selecting import Selection
     from turnwise.replay.tools import RecordedTools
 
+    select = Selection(
+        user_id=user,
+        agent=agent,
+        sessions=tuple(session or ()),
+        labels=_labels(label or ()),
+        since=_start_of(since, "--since"),
+        until=_start_of(until, "--until", days=1),
+        sample=sample,
+        seed=seed,
+    )
+    if check:
+        counts = run(_check(store, history, select))
+        if as_json:
+            print_json(counts)
+        else:
+            print_table([Column("turns", right=True), Column("request")], [[str(n), why] for why, n in counts.items()])
+        return
     options: dict[str, Any] = {
-        "select": Selection(
-            user_id=user,
-            agent=agent,
-            sessions=tuple(session or ()),
-            labels=_labels(label or ()),
-            since=_start_of(since, "--since"),
-            until=_start_of(until, "--until", days=1),
-            sample=sample,
-            seed=seed,
-        ),
+        "select": select,
         "engine": _engine(engine, model),
         "floor": floor and imported("--floor", floor),
         "overflow": overflow and imported("--overflow", overflow),
@@ -117,6 +130,13 @@ async def _replay(store: str, history: str | None, options: Mapping[str, Any]) -
     async with reading(store, history) as manager:
         with progress("replay", options["select"].sample) as show:
             return await replay_turns(manager, progress=show, **options)
+
+
+async def _check(store: str, history: str | None, select: Selection) -> Mapping[str, int]:
+    from turnwise.replay.run import check_requests
+
+    async with reading(store, history) as manager:
+        return await check_requests(manager, select=select)
 
 
 def _engine(path: str | None, model: str | None) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from turnwise.actors.inference.engine import NewEvent, NoOutput, SessionView, Suspend
+from turnwise.actors.inference.engine import NewEvent, NoOutput, SessionView, Suspend, ToolStandIn
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, Timeline
 from turnwise.errors import (
     CompactionError,
@@ -48,6 +48,8 @@ class RunCallbacks(Protocol):
 
     schedules: ScheduleAccess | None
     """See `RunContext.schedules`."""
+    stand_in: ToolStandIn | None
+    """See `StepContext.stand_in`."""
 
     def files_of(self, run: ActiveRun) -> OwnedFiles | None:
         """See `RunContext.files`."""
@@ -252,6 +254,10 @@ class Attempt:
     @property
     def calls(self) -> Mapping[str, CallState]:
         return self.run.calls
+
+    @property
+    def stand_in(self) -> ToolStandIn | None:
+        return self._callbacks.stand_in
 
     def emit(self, part: str | Block) -> None:
         if self.closed:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from turnwise.errors import InvalidInputError, shown
-from turnwise.memory.conversation.blocks import AnyBlock, Block, Document, Image
+from turnwise.memory.conversation.blocks import AnyBlock, Block, Document, Image, ToolResult, ToolUse
 from turnwise.memory.conversation.calls.tool_calls import CallState
 from turnwise.memory.conversation.events import Event
 from turnwise.memory.conversation.turns import Turn
@@ -130,6 +130,20 @@ class RunContext(Protocol):
         """
 
 
+class ToolStandIn(Protocol):
+    """Answers tool calls in place of the tools, so that a replay of a recorded turn changes nothing outside."""
+
+    async def answer(self, use: ToolUse, *, reads: bool) -> ToolResult | None:
+        """Return the result of a call; None if the tool itself is to be called.
+
+        Args:
+            reads: whether the tool is marked as one that only reads: see `tool(reads=...)`.
+
+        Raises:
+            TurnwiseError: there is no result, so the run ends here.
+        """
+
+
 class StepContext(RunContext, Protocol):
     """One run, for an engine that works in steps, such as `ToolLoop`.
 
@@ -139,6 +153,10 @@ class StepContext(RunContext, Protocol):
     @property
     def calls(self) -> Mapping[str, CallState]:
         """The states of the run's tool calls (decisions, attempts), by call id, as of the last commit."""
+
+    @property
+    def stand_in(self) -> ToolStandIn | None:
+        """What answers tool calls in place of the tools; None outside of a replay: then the tools are called."""
 
     def publish(self, kind: type[Event], **values: Any) -> None:
         """Publish a live event, which is not stored."""
@@ -348,6 +366,16 @@ class EngineBuilder(Protocol):
 
     def build(self, session: SessionView) -> InferenceRunner:
         """Return a runner for the session's runs in this process. Called off the event loop, so it may block."""
+
+
+class CallsItsTools(Protocol):
+    """Optional protocol of an engine builder that calls tools by itself, as those of other frameworks do.
+
+    Nothing can answer these calls in place of the tools, so a replay refuses such an engine.
+    """
+
+    calls_its_tools: bool
+    """Whether it does."""
 
 
 @runtime_checkable

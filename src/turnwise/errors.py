@@ -69,7 +69,8 @@ TurnwiseError
 │   ├── LimitError
 │   ├── OutputError            the model gave no answer of the requested type
 │   ├── GuardrailError         a guardrail of another framework's agent stopped the run
-│   └── ToolAbortError
+│   ├── ToolAbortError
+│   └── ReplayStoppedError     a replayed turn made a call that nothing answers
 ├── ToolError                  what a tool raises to tell the model something
 ├── ToolServerError            a server of tools (MCP) cannot be reached or understood
 ├── WindowOverflowError        the next request does not fit into the model's window
@@ -805,6 +806,17 @@ class ToolAbortError(EngineError):
     name: str
     call_id: str
     why: str
+
+
+class ReplayStoppedError(EngineError):
+    """A replayed turn called a tool as its record did not, and nothing else answers the call."""
+
+    message = (
+        "tool {name!r}, call {call_id!r}: the record of the turn does not answer this call, and a replay calls no tool "
+        "that may change something: see RecordedTools(otherwise=...)"
+    )
+    name: str
+    call_id: str
 
 
 class ToolError(TurnwiseError):

@@ -33,6 +33,7 @@ from turnwise import (
     events,
     http,
     memories,
+    replay,
     stores,
     strategies,
     telemetry,
@@ -46,7 +47,7 @@ ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
 FLOORS = [
     *("errors", "memory", "strategies", "actors", "telemetry", "adapters", "http", "console", "testing", "conformance"),
-    *("dataset", "cli"),
+    *("dataset", "replay", "cli"),
 ]
 ROOMS = {
     "memory": [
@@ -257,6 +258,7 @@ PUBLIC = [
     engines,
     http,
     memories,
+    replay,
     stores,
     strategies,
     telemetry,

@@ -209,6 +209,7 @@ class _Calls:
         self._turn = turn
         self._context = context
         self._secrets = secrets
+        self._stand_in = getattr(context, "stand_in", None)  # a context of somebody's own may lack it
         self._signal = CancelSignal()
         self._ready: deque[ToolUse] = deque()
         self._running: dict[asyncio.Task[ToolOutcome], ToolUse] = {}
@@ -247,6 +248,8 @@ class _Calls:
             self._is_waiting = True
         elif refused := self._tools.check(use):
             self._add_result(use, ToolOutcome(refused, 0.0, 0))
+        elif self._stand_in:
+            self._ready.append(use)
         elif tool and state and state.started and not tool.repeatable:
             self._add_result(use, ToolOutcome(ToolResult(call_id=use.call_id, text=LOST, is_error=True), 0.0, 0))
         elif tool and tool.agent and not state:
@@ -310,13 +313,23 @@ class _Calls:
     async def _call(self, use: ToolUse) -> ToolOutcome:
         with part("tool", lambda: {"use": use, "tool": self._tools.find(use.name)}) as operation:
             try:
-                context = replace(self._context_of(use), trace=FrozenDict(operation.trace))
-                outcome = await self._tools.call(use, context)
+                outcome = await self._answered(use)
+                if outcome is None:
+                    context = replace(self._context_of(use), trace=FrozenDict(operation.trace))
+                    outcome = await self._tools.call(use, context)
             except ToolAbortError as error:
                 raise ToolAbortError(error.name, error.call_id, redacted(error.why, self._secrets)) from None
             result = _redacted(outcome.result, self._secrets)
             operation.note(result=result, tries=outcome.tries)
         return replace(outcome, result=result)
+
+    async def _answered(self, use: ToolUse) -> ToolOutcome | None:
+        """Return what the stand-in of the tools answers; None if the tool is to be called."""
+        if self._stand_in is None:
+            return None
+        tool = self._tools.find(use.name)
+        result = await self._stand_in.answer(use, reads=bool(tool and tool.reads and not tool.agent))
+        return ToolOutcome(result.model_copy(update={"call_id": use.call_id}), 0.0, 1) if result else None
 
     def _add_result(self, use: ToolUse, outcome: ToolOutcome) -> None:
         state = self._context.calls.get(use.call_id)

@@ -104,6 +104,8 @@ class Tool:
     """Whether a person must approve a call before it is made."""
     repeatable: bool = False
     """Whether a call may be repeated if the process was lost while it ran."""
+    reads: bool = False
+    """Whether it only reads, so that a replay may call it."""
     agent: AgentSettings | None = None
     """How it calls an agent; None for other tools."""
 
@@ -195,6 +197,7 @@ def tool(
     retries: int | None = ...,
     approval: bool | Approval = ...,
     repeatable: bool = ...,
+    reads: bool = ...,
 ) -> Tool: ...
 
 
@@ -207,6 +210,7 @@ def tool(
     retries: int | None = ...,
     approval: bool | Approval = ...,
     repeatable: bool = ...,
+    reads: bool = ...,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 
 
@@ -244,6 +248,7 @@ def tool(
         approval: whether a person must approve each call, or a function that decides by arguments and context.
         repeatable: whether a call may be repeated if the process was lost while it ran. If not, the model gets an error
             result, which says that the tool may have taken effect.
+        reads: whether the tool only reads and changes nothing, so that a replay may call it: see `turnwise.replay`.
 
     Raises:
         ConfigError: a parameter cannot be described by a schema; the message names tool and parameter.

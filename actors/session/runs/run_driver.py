@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 from turnwise.actors.inference.attempt import REFUSED, Attempt, Ending
-from turnwise.actors.inference.engine import NewEvent, takes_prompts
+from turnwise.actors.inference.engine import NewEvent, ToolStandIn, takes_prompts
 from turnwise.actors.inference.observing import within
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.engines.spending import Spending
@@ -122,6 +122,8 @@ class RunDriver:
         self._files = files
         self.schedules: ScheduleAccess | None = None
         """See `RunContext.schedules`. Set it once; it refers to this driver, so pass a weak reference."""
+        self.stand_in: ToolStandIn | None = None
+        """See `StepContext.stand_in`: the tools are called."""
 
     # Beginning
 

@@ -7,6 +7,7 @@ that has no scheme, as in `scheme://`, is the next one.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import re
@@ -17,6 +18,7 @@ import threading
 import warnings
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -253,6 +255,20 @@ async def reading(
         async with opened as manager:
             await manager.list(limit=1)  # raises StillEncryptedError: the keys are in the programs that use the store
             yield manager
+
+
+def imported(option: str, path: str) -> Any:
+    """Return the object at an import path, such as `my_agents.tools:weather`.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    module, _, name = path.partition(":")
+    try:
+        return attrgetter(name)(importlib.import_module(module))
+    except Exception as error:  # a module may raise anything
+        reason = f"it cannot be imported ({type(error).__name__}: {error}): is its folder in PYTHONPATH?"
+        raise ConfigError(option, path, reason) from error
 
 
 def joined(namespace: str | None, store: str, session: SessionKey | None = None) -> tuple[Placement, str]:

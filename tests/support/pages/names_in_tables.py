@@ -47,7 +47,7 @@ _OF_THE_READER = ("T", "Model", "MyStore")
 """Names of classes that a reader would write."""
 
 _MODULES = ("adapters", "blocks", "conformance", "engines", "errors", "events", "memories", "stores", "strategies")
-_MORE_MODULES = ("testing", "transcripts")
+_MORE_MODULES = ("replay", "testing", "transcripts")
 
 
 def problems(code_text: str) -> list[str]:

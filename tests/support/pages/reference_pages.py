@@ -24,6 +24,7 @@ from turnwise import (
     events,
     http,
     memories,
+    replay,
     stores,
     strategies,
     telemetry,
@@ -48,7 +49,8 @@ MODULES = {
         for module in (engines, memories, stores, strategies, transcripts, dataset)
     },
     **{
-        module.__name__: (module.__doc__ or "") for module in (conformance, testing, http, console, telemetry, adapters)
+        module.__name__: (module.__doc__ or "")
+        for module in (conformance, replay, testing, http, console, telemetry, adapters)
     },
 }
 

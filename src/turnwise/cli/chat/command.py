@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shlex
 import signal
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli.common import STORE, AsJson, Command, Namespace, check_free, joined, no_session
+from turnwise.cli.common import STORE, AsJson, Command, Namespace, check_free, imported, joined, no_session
 from turnwise.cli.output import console
 from turnwise.errors import ConfigError, NotFoundError, SessionNotFoundError
 from turnwise.memory.stores.urls import redact, resolve_url
@@ -142,12 +141,7 @@ def _tools(path: str) -> list[Any]:
     """Return the tool at an import path, or the tools of a list, such as `mcp_tools` returns."""
     from turnwise.actors.inference.tools.tool import Tool
 
-    module, _, name = path.partition(":")
-    try:
-        value = getattr(importlib.import_module(module), name)
-    except Exception as error:  # a module may raise anything
-        reason = f"it cannot be imported ({type(error).__name__}: {error}): is its folder in PYTHONPATH?"
-        raise ConfigError("--tool", path, reason) from error
+    value = imported("--tool", path)
     tools = value if isinstance(value, list) else [value]
     for tool in tools:
         if not isinstance(tool, Tool):

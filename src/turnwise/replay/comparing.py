@@ -1,0 +1,139 @@
+"""`Comparing`: how two answers to one turn differ."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rapidfuzz import fuzz
+
+from turnwise.errors import InvalidInputError, shown
+from turnwise.memory.values.records import replace
+from turnwise.replay.grading import Grader
+from turnwise.replay.records import REFUSED_CODES, REFUSED_REASONS, Answer, TurnReplay
+
+Embedding = Callable[[Sequence[str]], Sequence[Sequence[float]] | Awaitable[Sequence[Sequence[float]]]]
+"""Returns a vector for each text."""
+
+_REFUSAL = re.compile(
+    r"^\W*(i('m| am)( very| so)? sorry|sorry|i apologi[sz]e|unfortunately)?\W*(but )?(i|we)('m| am| are)? "
+    r"(can(no|')t|can not|won't|will not|unable to|not able to|must decline|have to decline)\b(?! wait).{0,40}"
+    r"\b(help|assist|do that|provide|comply|answer|discuss|share|with th(at|is))",
+    re.IGNORECASE,
+)
+"""The beginning of an answer that declines, in English."""
+
+MAX_TEXT = 20_000
+"""How much of two texts is compared for their similarity, in characters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparing:
+    """Compares answers: text, fields of structured answers, and tool calls; and has graders grade them.
+
+    Raises:
+        InvalidInputError: two graders have the same name.
+    """
+
+    embedding: Embedding | None = None
+    """Makes vectors of texts, whose cosine is the similarity of two answers; if omitted, the share of
+    characters that they have in common is."""
+    graders: Sequence[Grader] = ()
+    normalise: Callable[[str], str] | None = None
+    """What is done to texts before they count as the same; by default spaces, case, quotes and punctuation at the end
+    make no difference."""
+
+    def __post_init__(self) -> None:
+        names = [grader.name for grader in self.graders]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise InvalidInputError("graders", shown(twice), "two graders have this name: rename one")
+
+    async def change(self, was: Answer, now: Answer, *, is_json: bool = False) -> dict[str, Any]:
+        """Return how an answer differs from the recorded one.
+
+        `same`: whether nothing of the following differs. `text`: whether the texts are the same. `calls`: whether the
+        tool calls are, in order. `similarity`: of the texts, from 0 to 1. `fields`: of structured answers, the paths of
+        the fields that differ.
+        """
+        normalise = self.normalise or normalised
+        fields = different_fields(was.text, now.text) if is_json else None
+        is_same_text = was.text == now.text or (
+            not fields if fields is not None else normalise(was.text) == normalise(now.text)
+        )
+        is_same_calls = call_sequence(was) == call_sequence(now)
+        similarity = 1.0 if is_same_text else await self._similarity(was.text, now.text)
+        changed: dict[str, Any] = {
+            "same": is_same_text and is_same_calls and was.status == now.status,
+            "text": is_same_text,
+            "calls": is_same_calls,
+            "similarity": similarity,
+        }
+        return changed if fields is None else {**changed, "fields": fields}
+
+    async def _similarity(self, was: str, now: str) -> float:
+        was, now = was[:MAX_TEXT], now[:MAX_TEXT]
+        if self.embedding is None or not was or not now:
+            return round(fuzz.ratio(was, now) / 100, 4)
+        made = self.embedding([was, now])
+        one, other = await made if inspect.isawaitable(made) else made
+        product = sum(first * second for first, second in zip(one, other, strict=True))
+        lengths = math.hypot(*one) * math.hypot(*other)
+        return round(float(product / lengths), 4) if lengths else 0.0
+
+    async def graded(self, replay: TurnReplay) -> TurnReplay:
+        """Return the record with what the graders gave both answers of the replay."""
+        if not self.graders:
+            return replay
+        grades: dict[str, float] = {}
+        floor_grades: dict[str, float] = {}
+        for grader in self.graders:
+            if (grade := await grader.grade(replay, replay.answer)) is not None:
+                grades[grader.name] = grade
+            if replay.floor and (grade := await grader.grade(replay, replay.floor)) is not None:
+                floor_grades[grader.name] = grade
+        return replace(replay, grades=grades, floor_grades=floor_grades)
+
+
+def normalised(text: str) -> str:
+    """Return a text in which spaces, case, quotes and punctuation at the end make no difference."""
+    text = unicodedata.normalize("NFKC", text).casefold().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
+    text = re.sub("[\N{LEFT DOUBLE QUOTATION MARK}\N{RIGHT DOUBLE QUOTATION MARK}]", '"', text)
+    return " ".join(text.split()).rstrip(".!? ")
+
+
+def call_sequence(answer: Answer) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the tool calls of an answer, in order, as they are compared: names and arguments."""
+    return [(call.name, call.arguments) for call in answer.calls]
+
+
+def different_fields(was: str, now: str) -> list[str]:
+    """Return the paths of the fields in which two answers in JSON differ; `$` if one of them is no JSON."""
+    try:
+        return sorted(_differences("$", json.loads(was), json.loads(now)))
+    except ValueError:
+        return [] if was == now else ["$"]
+
+
+def _differences(path: str, was: Any, now: Any) -> list[str]:
+    if isinstance(was, dict) and isinstance(now, dict):
+        names = was.keys() | now.keys()
+        return [
+            place for name in names for place in _differences(f"{path}.{name}", was.get(name, ...), now.get(name, ...))
+        ]
+    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+        pairs = enumerate(zip(was, now, strict=True))
+        return [place for index, (one, other) in pairs for place in _differences(f"{path}[{index}]", one, other)]
+    return [] if was == now and type(was) is type(now) else [path]
+
+
+def is_refusal(answer: Answer) -> bool:
+    """Return whether a model refused: by a code, a stop reason, or an answer that begins by declining in English."""
+    if answer.code in REFUSED_CODES or answer.stop_reason in REFUSED_REASONS:
+        return True
+    return bool(_REFUSAL.match(answer.text))

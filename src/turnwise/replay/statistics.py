@@ -1,0 +1,315 @@
+"""`Summing`: sums up the records of a replay, and says how sure each difference is.
+
+Turns of one conversation are not independent, so intervals come from a bootstrap over conversations: it draws
+conversations with replacement, again and again, and looks how much the mean over their turns varies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from turnwise.replay.records import Answer, TurnReplay
+
+DRAWS = 1000
+"""How often conversations are drawn."""
+
+MOST_DRAWN = 2000
+"""From how many conversations, or buckets of them, is drawn at most."""
+
+MOST_GROUPS = 50
+"""How many groups a summary has at most; further values of a label count as `other`."""
+
+LONG_BLOCKS = (0, 10, 40)
+"""The bounds of groups by length, in blocks that the request had before the prompt."""
+
+Kind = Literal["amount", "rate", "grade"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What is measured of each answer. An answer without the value, or a pair without both, is left out."""
+
+    name: str
+    kind: Kind
+    """`amount`: compared as a ratio and a difference. `rate`: 0 or 1 of each turn. `grade`: of the new answer only."""
+    title: str
+    has_record: bool = True
+    """Whether records have it. Of others, the number itself is what is compared with the floor."""
+
+
+AMOUNTS: Mapping[str, tuple[str, Callable[[Answer], float | None]]] = {
+    "cost": ("cost", lambda answer: answer.usage.cost),
+    "input_tokens": ("tokens in", lambda answer: float(answer.usage.input_tokens)),
+    "output_tokens": ("tokens out", lambda answer: float(answer.usage.output_tokens)),
+    "seconds": ("seconds", lambda answer: answer.usage.seconds or None),
+    "first_token_s": ("seconds to the first token", lambda answer: answer.first_token_s),
+    "tool_calls": ("tool calls", lambda answer: float(len(answer.calls))),
+    "length": ("characters of the answer", lambda answer: float(len(answer.text))),
+}
+RATES: Mapping[str, tuple[str, Callable[[Answer], float | None]]] = {
+    "refusals": ("refusals", lambda answer: float(answer.is_refusal)),
+    "cut": ("cut answers", lambda answer: float(answer.is_cut)),
+    "errors": ("errors", lambda answer: float(answer.is_error)),
+    "stopped": ("stopped at a tool call", lambda answer: float(answer.status == "stopped")),
+}
+CHANGES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], float]]] = {
+    "different": ("different answers", lambda change: float(not change["same"])),
+    "different_text": ("different texts", lambda change: float(not change["text"])),
+    "different_calls": ("different tool calls", lambda change: float(not change["calls"])),
+    "dissimilarity": ("1 - similarity of texts", lambda change: 1.0 - change["similarity"]),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A number, and the bounds between which it lies with a confidence of 95 %; None where it cannot be said."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricSummary:
+    """One measure over all turns, or over a group: recorded, replayed, and asked again of the recorded engine."""
+
+    name: str
+    title: str
+    kind: Kind
+    turns: int
+    """How many turns have it, in the record and in the replay."""
+    recorded: float | None
+    """The mean of the recorded answers; None of what only a comparison has, or no record."""
+    replayed: float | None
+    """The mean of the new answers."""
+    floor: float | None
+    """The mean of the answers of the recorded engine; None without them."""
+    change: Interval
+    """By how much the mean of the new answers is above that of the recorded ones; of what no record has, such as a
+    share of different answers, that mean itself."""
+    ratio: Interval
+    """The mean of the new answers divided by that of the recorded ones."""
+    floor_change: Interval
+    """As `change`, for the recorded engine: what comes by chance, and with time."""
+    above_floor: Interval
+    """By how much the mean of the new answers is above that of the recorded engine's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The measures of some of the turns."""
+
+    name: str
+    """What they have in common, such as `agent=support`; empty for all turns."""
+    turns: int
+    conversations: int
+    metrics: Mapping[str, MetricSummary]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a replay has found: all turns together, and groups of them."""
+
+    all: Group
+    groups: tuple[Group, ...] = ()
+    inexact: int = 0
+    """How many turns had a request that may differ from the recorded one."""
+    has_floor: bool = False
+
+    @property
+    def turns(self) -> int:
+        """How many turns were replayed."""
+        return self.all.turns
+
+    @property
+    def conversations(self) -> int:
+        """How many conversations they are of."""
+        return self.all.conversations
+
+
+class Summing:
+    """Adds up records. It holds a row of sums for each conversation of each group, whatever the number of turns.
+
+    Args:
+        graders: the names of grades.
+        seed: of the bootstrap.
+    """
+
+    def __init__(self, graders: Sequence[str] = (), *, seed: int = 0) -> None:
+        amounts = [Metric(name, "amount", title, name != "first_token_s") for name, (title, _) in AMOUNTS.items()]
+        rates = [Metric(name, "rate", title) for name, (title, _) in RATES.items()]
+        changes = [Metric(name, "rate", title, has_record=False) for name, (title, _) in CHANGES.items()]
+        grades = [Metric(name, "grade", name, has_record=False) for name in graders]
+        self._metrics = [*amounts, *rates, *changes, *grades]
+        self._readers = [_reader(metric) for metric in self._metrics]
+        self._seed = seed
+        self._groups: dict[str, dict[tuple[str, str], np.ndarray[Any, Any]]] = {}
+        self._turns: dict[str, int] = {}
+        self._inexact = 0
+        self._has_floor = False
+
+    def add(self, replay: TurnReplay) -> None:
+        """Add the record of a turn."""
+        values = np.array([number for read in self._readers for number in _values(*read(replay))])
+        self._inexact += bool(replay.inexact)
+        self._has_floor = self._has_floor or replay.floor is not None
+        for name in ("", *self._group_names(replay)):
+            sums = self._groups.setdefault(name, {})
+            row = sums.get(replay.conversation)
+            if row is None:
+                sums[replay.conversation] = values.copy()
+            else:
+                row += values
+            self._turns[name] = self._turns.get(name, 0) + 1
+
+    def _group_names(self, replay: TurnReplay) -> list[str]:
+        names = [f"agent={replay.agent}"] if replay.agent else []
+        names += [f"{label}={value}" for label, value in replay.labels.items()]
+        bound = max(bound for bound in LONG_BLOCKS if replay.window_blocks >= bound)
+        names.append(f"length>={bound}")
+        known = [name if name in self._groups or len(self._groups) <= MOST_GROUPS else "other" for name in names]
+        return list(dict.fromkeys(known))
+
+    def summary(self) -> Summary:
+        """Return the summary of what was added."""
+        groups = {name: self._group(name) for name in sorted(self._groups)}
+        everything = groups.pop("", None) or Group(name="", turns=0, conversations=0, metrics={})
+        some = tuple(group for group in groups.values() if group.turns < everything.turns)
+        return Summary(all=everything, groups=some, inexact=self._inexact, has_floor=self._has_floor)
+
+    def _group(self, name: str) -> Group:
+        sums = np.array(list(self._groups[name].values()))
+        drawn = _drawn(sums, self._seed)
+        metrics = {
+            metric.name: _summary(metric, sums.sum(axis=0)[place : place + _WIDTH], drawn[:, place : place + _WIDTH])
+            for metric, place in zip(self._metrics, range(0, sums.shape[1], _WIDTH), strict=True)
+        }
+        return Group(name=name, turns=self._turns[name], conversations=len(sums), metrics=metrics)
+
+
+_WIDTH = 8
+"""How many numbers `_values` returns for each measure."""
+
+
+_Read = Callable[[TurnReplay], tuple[float | None, float | None, float | None]]
+"""Returns a measure of the recorded answer, of the new one, and of the recorded engine's; None where it is missing."""
+
+
+def _reader(metric: Metric) -> _Read:
+    name = metric.name
+    if metric.kind == "grade":
+        return lambda replay: (0.0, replay.grades.get(name), replay.floor_grades.get(name))
+    if name in CHANGES:
+        of_change = CHANGES[name][1]
+
+        def read_changes(replay: TurnReplay) -> tuple[float | None, float | None, float | None]:
+            floor_change = replay.floor_change
+            return 0.0, of_change(replay.change), None if floor_change is None else of_change(floor_change)
+
+        return read_changes
+    of_answer = (AMOUNTS.get(name) or RATES[name])[1]
+
+    def read_answers(replay: TurnReplay) -> tuple[float | None, float | None, float | None]:
+        was = of_answer(replay.recorded) if metric.has_record else 0.0
+        return was, of_answer(replay.answer), of_answer(replay.floor) if replay.floor else None
+
+    return read_answers
+
+
+_NONE = (0.0, 0.0, 0.0)
+
+
+def _values(was: float | None, now: float | None, floor: float | None) -> tuple[float, ...]:
+    """Return, for each pair of recorded and new, of recorded and floor, its count and sums; then sums of floor and new.
+
+    What no record has counts as 0 there.
+    """
+    pair = (1.0, was, now) if was is not None and now is not None else _NONE
+    if floor is None:
+        return (*pair, *_NONE, 0.0, 0.0)
+    chance = (1.0, was, floor) if was is not None else _NONE
+    return (*pair, *chance, floor, now) if now is not None else (*pair, *chance, 0.0, 0.0)
+
+
+def _drawn(sums: np.ndarray[Any, Any], seed: int) -> np.ndarray[Any, Any]:
+    """Return the sums over conversations that are drawn with replacement, for each of `DRAWS` draws.
+
+    Of very many conversations, buckets are drawn into which they are put at random, which gives the same intervals.
+    """
+    rng = np.random.default_rng(seed)
+    if len(sums) < 2:  # noqa: PLR2004 - one conversation says nothing about others
+        return np.empty((0, sums.shape[1]))
+    if len(sums) > MOST_DRAWN:
+        buckets = np.zeros((MOST_DRAWN, sums.shape[1]))
+        np.add.at(buckets, rng.permutation(len(sums)) % MOST_DRAWN, sums)
+        sums = buckets
+    weights = rng.multinomial(len(sums), np.full(len(sums), 1 / len(sums)), size=DRAWS)
+    return np.asarray(weights @ sums)
+
+
+def _summary(metric: Metric, sums: np.ndarray[Any, Any], drawn: np.ndarray[Any, Any]) -> MetricSummary:
+    has_record = metric.has_record
+    recorded = _mean(sums[1], sums[0]) if has_record else None
+    ratio = Interval(value=None)
+    if has_record:
+        ratio = _interval(lambda row: _divided(row[..., 2], row[..., 1]), sums, drawn)
+    return MetricSummary(
+        name=metric.name,
+        title=metric.title,
+        kind=metric.kind,
+        turns=int(sums[0]),
+        recorded=recorded,
+        replayed=_mean(sums[2], sums[0]),
+        floor=_mean(sums[5], sums[3]),
+        change=_interval(lambda row: _divided(row[..., 2] - row[..., 1], row[..., 0]), sums, drawn),
+        ratio=ratio,
+        floor_change=_interval(lambda row: _divided(row[..., 5] - row[..., 4], row[..., 3]), sums, drawn),
+        above_floor=_interval(lambda row: _divided(row[..., 7] - row[..., 6], row[..., 3]), sums, drawn),
+    )
+
+
+def _mean(total: float, count: float) -> float | None:
+    return float(total / count) if count else None
+
+
+def _divided(total: Any, count: Any) -> Any:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(count == 0, np.nan, total / count)
+
+
+def _interval(
+    statistic: Callable[[np.ndarray[Any, Any]], Any], sums: np.ndarray[Any, Any], drawn: np.ndarray[Any, Any]
+) -> Interval:
+    value = float(statistic(sums))
+    if np.isnan(value):
+        return Interval(value=None)
+    draws = np.asarray(statistic(drawn), dtype=float)
+    draws = draws[~np.isnan(draws)]
+    if not len(draws):
+        return Interval(value=value)
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return Interval(value=value, low=float(low), high=float(high))
+
+
+def most_different(replays: Iterable[TurnReplay], count: int) -> list[TurnReplay]:
+    """Return the turns whose answers differ most from the recorded ones, those first that differ more."""
+    return sorted(replays, key=difference, reverse=True)[:count]
+
+
+def difference(replay: TurnReplay) -> tuple[float, float]:
+    """Return how much an answer differs: by kind, such as an error or another tool call, then by the text."""
+    now, was = replay.answer, replay.recorded
+    kinds = [
+        now.is_error and not was.is_error,
+        now.status == "stopped",
+        now.is_refusal and not was.is_refusal,
+        now.is_cut and not was.is_cut,
+        not replay.change["calls"],
+        not replay.change["text"],
+    ]
+    weight = max((len(kinds) - place for place, is_so in enumerate(kinds) if is_so), default=0)
+    return float(weight), 1.0 - replay.change["similarity"]

@@ -142,7 +142,13 @@ class Reminding(Protocol):
     """
 
     async def remind(
-        self, scope: Scope, prompt: str, *, limit: int = 10, types: Collection[MemoryType] | None = None
+        self,
+        scope: Scope,
+        prompt: str,
+        *,
+        limit: int = 10,
+        types: Collection[MemoryType] | None = None,
+        as_of: float | None = None,
     ) -> Reminder:
         """Return the user's profile, and the items without which the prompt may be answered worse: for most, none.
 
@@ -152,6 +158,7 @@ class Reminding(Protocol):
         Args:
             limit: the most items that are not in the profile. Items of the profile that stand out as much are returned
                 too, up to as many again.
+            as_of: what it would have been at this time, as in `LongTermMemory.recall`. Sessions ask for the present.
         """
 
 

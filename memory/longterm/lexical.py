@@ -148,6 +148,7 @@ class LexicalMemory:
         *,
         limit: int = 10,
         types: Collection[MemoryType] | None = None,
+        as_of: float | None = None,
         profile: Collection[MemoryType] = (),
         per_category: bool = False,
     ) -> Reminder:
@@ -156,8 +157,8 @@ class LexicalMemory:
         Args:
             profile: the types of items that are in the profile in addition.
         """
-        which = ItemFilter(types=types)
-        items = await self.items(scope, which)
+        which = ItemFilter(types=types, as_of=as_of)
+        items, changed = await self.items_then(scope, which)
         indexed = await self.indexed(scope, items, which)
         profile_items = with_wishes(profile_of(items, profile), indexed.user_index.wishes(scope, which))
         most = max(limit, 0) + len(profile_items)
@@ -165,8 +166,10 @@ class LexicalMemory:
         if prompt:
             ranked = await self._ranked(indexed, prompt, limit=most, per_category=per_category, is_reminder=True)
         recalled_items = within_limits(profile_items, ranked, limit, per_category=per_category)
-        self.use_profile(scope, profile_items, recalled_items)
-        return Reminder(profile=profile_items, items=recalled(recalled_items, trouble_of(ranked)))
+        if as_of is None:
+            self.use_profile(scope, profile_items, recalled_items)
+        trouble = trouble_of(ranked) or trouble_of_past(changed)
+        return Reminder(profile=profile_items, items=recalled(recalled_items, trouble))
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         """See `Pinning.pin`."""

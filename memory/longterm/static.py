@@ -189,10 +189,12 @@ class StaticMemory:
         *,
         limit: int = 10,
         types: Collection[MemoryType] | None = None,
+        as_of: float | None = None,
         per_category: bool = False,
     ) -> Reminder:
         """See `Reminding`. The profile is empty."""
-        items = await self._best(prompt, limit, types=types, per_category=per_category, is_reminder=True)
+        options = {"per_category": per_category, "is_reminder": True}
+        items = await self._best(prompt, limit, types=types, as_of=as_of, **options)
         return Reminder(profile=(), items=items)
 
     async def _best(

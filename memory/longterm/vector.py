@@ -206,11 +206,12 @@ class VectorMemory:
         *,
         limit: int = 10,
         types: Collection[MemoryType] | None = None,
+        as_of: float | None = None,
         per_category: bool = False,
     ) -> Reminder:
         """See `Reminding`. The profile has pinned items and standing wishes. Reads the file once for both parts."""
         more = {"is_reminder": True, "per_category": per_category}
-        return await self._answer(Recall(scope=scope, query=prompt, limit=limit, types=types, **more))
+        return await self._answer(Recall(scope=scope, query=prompt, limit=limit, types=types, as_of=as_of, **more))
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         """See `Pinning.pin`."""

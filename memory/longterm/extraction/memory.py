@@ -290,23 +290,25 @@ class ExtractiveMemory:
         *,
         limit: int = 10,
         types: Collection[MemoryType] | None = None,
+        as_of: float | None = None,
         per_category: bool = False,
     ) -> Reminder:
         """See `Reminding`. With `chooses`, the items are those that the model chooses."""
         reason = None
         if self._chooses and prompt:
             try:
-                which = ItemFilter(types=types)
-                items, chosen = await asyncio.gather(
-                    self._lexical.items(scope, which), self._choose(scope, prompt, which)
+                which = ItemFilter(types=types, as_of=as_of)
+                (items, _), chosen = await asyncio.gather(
+                    self._lexical.items_then(scope, which), self._choose(scope, prompt, which)
                 )
                 profile = profile_of(items, self._profile)
                 within = within_limits(profile, chosen, limit, per_category=per_category)
-                self._lexical.use_profile(scope, profile, within)
+                if as_of is None:
+                    self._lexical.use_profile(scope, profile, within)
                 return Reminder(profile=profile, items=recalled(within, trouble_of(chosen)))
             except Exception as error:  # noqa: BLE001 - whatever a model raises is reported
                 reason = _not_chosen(error)
-        options: dict[str, Any] = {"limit": limit, "types": types, "per_category": per_category}
+        options: dict[str, Any] = {"limit": limit, "types": types, "as_of": as_of, "per_category": per_category}
         reminder = await self._lexical.remind(scope, prompt, profile=self._profile, **options)
         return replace(reminder, items=recalled(reminder.items, reason or trouble_of(reminder.items)))
 

@@ -182,7 +182,7 @@ def test_each_tenant_has_spent_what_its_counter_says_whatever_fails_or_changes()
             assert used == (usage.input_tokens + usage.output_tokens if usage else 0), name
         await world.audit()
 
-    assert exhaust(life, kills_one_of=of_kills()).total() > 50
+    assert exhaust(life, **of_cases()).total() > 50
 
 
 def test_what_is_known_of_tenants_is_never_older_than_it_may_be() -> None:

@@ -368,6 +368,16 @@ class EngineBuilder(Protocol):
         """Return a runner for the session's runs in this process. Called off the event loop, so it may block."""
 
 
+class CallsItsTools(Protocol):
+    """Optional protocol of an engine builder that calls tools by itself, as those of other frameworks do.
+
+    Nothing can answer these calls in place of the tools, so a replay refuses such an engine.
+    """
+
+    calls_its_tools: bool
+    """Whether it does."""
+
+
 @runtime_checkable
 class Selective(Protocol):
     """Optional protocol of an engine builder that knows which pictures and files its provider accepts."""

@@ -148,6 +148,11 @@ class MemoryConfig:
     answer. `owner`: the session's user gets whole turns, in which the prompts of others have their names. `all`: the
     user and all members get these. `none`: nobody. Other sessions are saved for their users alone."""
 
+    keep_recalled: Annotated[bool, Strict()] = False
+    """Whether the text that memories add to a run's requests is kept with its turn, in `Turn.metadata` as
+    `turnwise.recalled`: then a replay gives other engines the same (see `turnwise.replay`). It takes up to `max_tokens`
+    and `profile_tokens` for each turn, and stays if a memory forgets an item."""
+
     planner_notes: Annotated[bool, Strict()] = False
     """Whether each note of an engine or a tool (`context.note`) is saved with its turn, as an item of type
     `planner_note`, which is episodic. Memories that extract facts keep notes as they are. Saving a turn then reads its

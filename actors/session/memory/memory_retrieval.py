@@ -46,7 +46,11 @@ from turnwise.memory.longterm.recall.prompt_sections import (
 )
 from turnwise.memory.longterm.recall.query import question_of
 from turnwise.memory.tokens.counter import ByteCounter, TokenCounter
+from turnwise.memory.values.frozen_json import freeze
 from turnwise.memory.working.memory import WorkingMemory
+
+RECALLED = "turnwise.recalled"
+"""The name in a turn's metadata of the retrieved text: see `MemoryConfig.keep_recalled`."""
 
 MAX_QUERY_CHARS = 8000
 """The maximum number of characters of a prompt that are used as the query."""
@@ -151,6 +155,7 @@ class MemoryRetrieval:
         )
         if sections.text:
             run.recalled = Recalled(text=sections.text)
+        _keep(run)
         run.item_counts = {name: len(result.items) for name, result in results.items()}
         sent = dict(zip(results, map(len, sections.items), strict=True))
         self._publish_recalled(run, sent, dict(zip(results, map(dict, sections.left_out), strict=True)))
@@ -166,6 +171,7 @@ class MemoryRetrieval:
     def leave_out(self, run: ActiveRun) -> None:
         """Send the run's next requests without the retrieved text, and publish an event that says so."""
         run.recalled = None
+        _keep(run)
         window: dict[str, dict[LeftOut, int]] = {name: {"window": count} for name, count in run.item_counts.items()}
         counts = run.profile.items.items()
         run.profile = Profile(left_out={name: {"window": len(items)} for name, items in counts if items})
@@ -318,6 +324,12 @@ def _item_limit(run: ActiveRun, counter: TokenCounter) -> int:
     """Return how many tokens the items of all memories may take beside the run's profile."""
     taken = counter.count(System(text=run.profile.text)) if run.profile.text else 0
     return min(run.run_resources.config.memory.max_tokens, _memory_limit(run) - taken)
+
+
+def _keep(run: ActiveRun) -> None:
+    """Note the retrieved text with the run's turn, if it is to be kept."""
+    if run.run_resources.config.memory.keep_recalled:
+        run.metadata = freeze({**run.metadata, RECALLED: run.recalled.text if run.recalled else ""})
 
 
 def _has_profile(slot: MemorySlot, config: MemoryConfig) -> bool:

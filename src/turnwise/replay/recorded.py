@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from turnwise.actors.session.memory.memory_retrieval import RECALLED
 from turnwise.actors.session.window.leaving_out import without
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import CLEARED, AnyBlock, Recalled, Unknown
@@ -21,9 +22,6 @@ from turnwise.replay.selecting import Selection
 
 TURNS_PAGE = 100
 """How many turns are read at once, with the blocks of their requests."""
-
-RECALLED = "turnwise.recalled"
-"""The name in `Turn.metadata` of the text that memories added to the requests: see `MemoryConfig.keep_recalled`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +105,7 @@ async def recorded_turns(
             if turn.is_open or overlap(join(turn.prompt, turn.output), left_out):
                 continue  # nothing of what was removed or forgotten comes along
             is_chosen = indexes is None or turn.index in indexes
-            is_selected = is_chosen and _has_request(turn, run) and selection.matches(turn, run)
+            is_selected = is_chosen and _has_request(turn, run, session.log) and selection.matches(turn, run)
             if is_selected or is_whole:
                 read.append((turn, run or _run_of_import(session, turn), is_selected, position - 1))
         if read:
@@ -141,9 +139,12 @@ def _gone(turn: TurnRecord) -> Spans:
     return join(turn.removed, turn.prompt, turn.output) if turn.forgotten else turn.removed
 
 
-def _has_request(turn: TurnRecord, run: RunRecord | None) -> bool:
-    """Return whether a model was asked in the turn, or in the conversation that it was imported from."""
-    if not turn.prompt or (run and run.says is not None):
+def _has_request(turn: TurnRecord, run: RunRecord | None, log: str) -> bool:
+    """Return whether a model was asked in the turn, or in the conversation that it was imported from.
+
+    A fork begins with a copy of a turn, whose blocks are in another log: that turn is replayed where it was answered.
+    """
+    if not turn.prompt or (run and run.says is not None) or any(span.log != log for span in turn.prompt):
         return False
     return turn.run_id is not None or bool(turn.output)
 

@@ -8,7 +8,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import openai
 from pydantic import PlainValidator
@@ -143,6 +143,9 @@ class AgentsSDKEngine:
         ConfigError: a setting is wrong, or the SDK is not installed.
         FrameworkError: the installed SDK has another interface.
     """
+
+    calls_its_tools: ClassVar[bool] = True
+    """See `CallsItsTools`."""
 
     agent: Annotated[Agent[Any] | Factory | str, PlainValidator(_source)]
     _: KW_ONLY

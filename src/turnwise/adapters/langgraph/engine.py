@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, fields
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import PlainValidator
 
@@ -114,6 +114,9 @@ class LangGraphEngine:
     Raises:
         ConfigError: a setting is wrong, or the graph has no channel of messages.
     """
+
+    calls_its_tools: ClassVar[bool] = True
+    """See `CallsItsTools`."""
 
     graph: Annotated[Any, PlainValidator(_checked_graph)]
     _: KW_ONLY

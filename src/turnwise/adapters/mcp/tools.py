@@ -94,6 +94,7 @@ def mcp_tools(
             function=_Call(its, declared.name),
             approval=approval(declared),
             repeatable=may_repeat(declared),
+            reads=bool(declared.annotations and declared.annotations.read_only_hint),
             **options,
         )
         for declared in listed.values()
@@ -102,7 +103,7 @@ def mcp_tools(
     if resources:
         listing, reading = _ListResources(its), _ReadResource(its)
         tools += [
-            tool(function, name=_name(prefix, name), approval=approve is True, repeatable=True, **options)
+            tool(function, name=_name(prefix, name), approval=approve is True, repeatable=True, reads=True, **options)
             for function, name in ((listing, "list_resources"), (reading, "read_resource"))
         ]
     names = [made_tool.name for made_tool in tools]

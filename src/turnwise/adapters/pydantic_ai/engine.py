@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 from weakref import WeakValueDictionary
 
 from pydantic import PlainValidator
@@ -89,6 +89,9 @@ class PydanticAIEngine:
         ConfigError: a setting is wrong, the agent has no model, or Pydantic AI is not installed.
         FrameworkError: the installed Pydantic AI has another interface.
     """
+
+    calls_its_tools: ClassVar[bool] = True
+    """See `CallsItsTools`."""
 
     agent: Annotated[Source, PlainValidator(_source)]
     _: KW_ONLY

@@ -8,8 +8,10 @@ from typing import Any, TypeVar, overload
 
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.hosting.store_spec import StoreSpec
 from turnwise.errors import FilesUnavailableError
 from turnwise.memory.files.access import FileAccess
+from turnwise.memory.files.records import FileLimits
 from turnwise.memory.stores.base import SessionStore
 
 Result = TypeVar("Result")
@@ -22,6 +24,10 @@ class StoredConversations:
     store: SessionStore
     files: FileAccess | None
     has_memories: bool
+    place: StoreSpec | None = None
+    """How other processes open the store."""
+    namespace: str = ""
+    file_limits: FileLimits | None = None
 
 
 Work = Callable[[StoredConversations], Awaitable[Result]]
@@ -61,4 +67,11 @@ def _stored(manager: SessionManager | AsyncSessionManager) -> StoredConversation
         files: FileAccess | None = client.files
     except FilesUnavailableError:
         files = None
-    return StoredConversations(client.session_store, files, bool(client.memories or client.working_memory))
+    return StoredConversations(
+        client.session_store,
+        files,
+        bool(client.memories or client.working_memory),
+        client.place,
+        client.namespace,
+        client.file_limits,
+    )

@@ -186,6 +186,11 @@ class SessionsClient:
         """The id of the manager's setup: managers with equal settings have the same."""
         return self._setup[0]
 
+    @property
+    def place(self) -> StoreSpec | None:
+        """How processes open the store; None if no manager of it is open in this process."""
+        return self._place
+
     def open_store(self) -> SessionStore:
         """Open and return a new store, which the caller closes."""
         if self._place is None:

@@ -27,6 +27,8 @@ from turnwise.replay.recorded import recorded_turns
 from turnwise.replay.records import TurnReplay
 from turnwise.replay.replaying import Replaying, Variant, Work
 from turnwise.replay.report import write_report
+from turnwise.replay.scale.parts import Unreadable
+from turnwise.replay.scale.settings import AtScale
 from turnwise.replay.selecting import Candidates, Chosen, Selection, sessions_of
 from turnwise.replay.statistics import Summary, Summing, difference
 from turnwise.replay.tools import RecordedTools
@@ -49,6 +51,12 @@ class Replay:
     """The files that were written, by kind: `report`, `lines`, `parquet`."""
     failed: tuple[str, ...] = ()
     """The comparisons of `fail_if` that are true; empty if the replay has not failed."""
+    left: int = 0
+    """At scale: how many sessions have turns that were not asked, or whose provider was away. The same call goes on."""
+    stopped: str | None = None
+    """Why turns are left, if they are, and the provider was not away."""
+    unreadable: tuple[Unreadable, ...] = ()
+    """At scale: sessions that cannot be read, at most 1,000 of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +72,7 @@ class _Job:
     seed: int
     condition: Condition | None
     progress: Callable[[int], object] | None
+    at_scale: AtScale | None
 
 
 Engines = EngineBuilder | Mapping[str, EngineBuilder]
@@ -91,6 +100,7 @@ class ReplayOptions(TypedDict, total=False):
     keep: int
     fail_if: str | None
     progress: Callable[[int], object] | None
+    at_scale: AtScale | None
 
 
 @overload
@@ -136,11 +146,15 @@ def replay(manager: SessionManager | AsyncSessionManager, *, engine: Engines, **
         keep: how many records of turns the result has.
         fail_if: when the replay counts as failed, such as `cost > 1.1x or refusals > +1%`: see `Condition.parse`.
         progress: called with the number of turns that were replayed, after each conversation.
+        at_scale: how many sessions are replayed: with Ray Data, within rates and a budget, and going on after a kill. Then
+            `out` gets the records as a folder of parts, `turns`.
 
     Raises:
         InvalidInputError, ConfigError: an argument cannot be used; nothing was asked.
         SessionNotFoundError: a session that `select` names does not exist.
         StoreError: the store cannot be read.
+        ReplayChangedError: at scale, the folder has a replay with other settings.
+        ReplayInUseError: at scale, another replay writes into the folder.
     """
     if not isinstance(manager, SessionManager | AsyncSessionManager):
         raise InvalidInputError("manager", shown(manager), "pass a SessionManager or an AsyncSessionManager")
@@ -170,6 +184,7 @@ def _job(
     keep: int = 10_000,
     fail_if: str | None = None,
     progress: Callable[[int], object] | None = None,
+    at_scale: AtScale | None = None,
 ) -> _Job:
     """Return a replay whose arguments can be used; see `replay`."""
     config = config or manager_config
@@ -187,6 +202,13 @@ def _job(
         if out is None:
             raise InvalidInputError("parquet", shown(parquet), "pass a folder as out=")
         check_parquet()
+    if at_scale is not None:
+        if not isinstance(at_scale, AtScale):
+            raise InvalidInputError("at_scale", shown(at_scale), "pass AtScale(...)")
+        if out is None:
+            raise InvalidInputError("out", shown(out), "a replay at scale needs a folder for its records")
+        if progress is not None:
+            raise InvalidInputError("progress", shown(progress), "pass it to AtScale: it gets a Progress there")
     recalling = None if memory is None else Recalling(memories=tuple(memory), config=config.memory)
     work = Work(
         variant=Variant(engine=builder, overflow=overflow, memory=recalling, forward=forward),
@@ -206,6 +228,7 @@ def _job(
         seed=seed,
         condition=None if fail_if is None else Condition.parse(fail_if, tuple(grader.name for grader in graders)),
         progress=progress,
+        at_scale=at_scale,
     )
 
 
@@ -258,6 +281,8 @@ class _Results:
 
 
 async def _replay(stored: StoredConversations, job: _Job) -> Replay:
+    if job.at_scale is not None and job.out is not None:
+        return await _replay_at_scale(stored, job, job.at_scale, job.out)
     if job.out is None:
         results = _Results(job, None)
         await _run(stored, job, results)
@@ -272,6 +297,34 @@ async def _replay(stored: StoredConversations, job: _Job) -> Replay:
     path = job.out / "report.html"
     await asyncio.to_thread(write_report, path, found.summary, found.turns[:MOST_SHOWN], failed=found.failed)
     return Replay(summary=found.summary, turns=found.turns, files={"report": path, **files}, failed=found.failed)
+
+
+async def _replay_at_scale(stored: StoredConversations, job: _Job, scale: AtScale, out: Path) -> Replay:
+    from turnwise.replay.scale.run import replay_at_scale
+
+    found = await replay_at_scale(
+        stored,
+        folder=out,
+        work=job.work,
+        select=job.select,
+        at_once=job.at_once,
+        keep=job.keep,
+        seed=job.seed,
+        parquet=job.parquet,
+        scale=scale,
+    )
+    failed = tuple(job.condition.met(found.summary)) if job.condition else ()
+    path = out / "report.html"
+    await asyncio.to_thread(write_report, path, found.summary, found.turns[:MOST_SHOWN], failed=failed)
+    return Replay(
+        summary=found.summary,
+        turns=found.turns,
+        files={"report": path, "lines": found.lines},
+        failed=failed,
+        left=found.left,
+        stopped=found.stopped,
+        unreadable=found.unreadable,
+    )
 
 
 async def _run(stored: StoredConversations, job: _Job, results: _Results) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
@@ -45,15 +46,28 @@ def conversations_of(manager: SessionManager | AsyncSessionManager, work: Work[R
     """Carry out what reads the conversations of a manager; return its result.
 
     With an `AsyncSessionManager` this is a coroutine. With a `SessionManager` it blocks, and the work runs on the event
-    loop of the manager's store.
+    loop of the manager's store; if the caller is interrupted, such as by Ctrl+C, the work is cancelled first.
     """
     if isinstance(manager, AsyncSessionManager):
         return _carry_out(manager, work)
+    tasks: list[asyncio.Task[Any]] = []
 
     async def on_portal() -> Result:
+        tasks.extend(filter(None, [asyncio.current_task()]))
         return await work(_stored(manager))
 
-    return manager._client.portal.run(on_portal())  # noqa: SLF001 - of the same package
+    portal = manager._client.portal  # noqa: SLF001 - of the same package
+    try:
+        return portal.run(on_portal())
+    except BaseException:
+        for task in tasks:
+            portal.run(_cancel(task))
+        raise
+
+
+async def _cancel(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
 
 
 async def _carry_out(manager: AsyncSessionManager, work: Work[Result]) -> Result:

@@ -192,7 +192,7 @@ class Summing:
 
     def _group(self, name: str) -> Group:
         rows = self._groups[name]
-        sums = np.array(list(rows.sums.values()))
+        sums = np.array([rows.sums[place] for place in sorted(rows.sums, key=str)])  # in whichever order they came
         drawn = _drawn(sums, self._seed)
         metrics = {
             metric.name: _summary(metric, sums.sum(axis=0)[place : place + _WIDTH], drawn[:, place : place + _WIDTH])

@@ -3,7 +3,10 @@
 import asyncio
 import os
 import random
+import shutil
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 
 from turnwise.memory.conversation.blocks import Text, User, encode
@@ -75,13 +78,38 @@ async def _write_session(store: SQLStore, number: int, turns: int) -> None:
         )
 
 
+WRITTEN = 10_000
+"""How many sessions are written by the store itself. Larger stores have copies of their rows."""
+
+_TABLES = {"sessions": "key", "turns": "session", "runs": "session", "blocks": "log"}
+"""The tables that sessions have rows in, each with the column of the session's key."""
+
+
+def multiply(path: Path, copies: int) -> None:
+    """Add copies of all sessions of a file, each with keys and ids of its own."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for table, key in _TABLES.items():
+            names = [row[1] for row in connection.execute(f"PRAGMA table_info(turnwise_{table})")]
+            connection.execute(f"CREATE TEMP TABLE original AS SELECT * FROM turnwise_{table}")
+            for copy in range(1, copies + 1):
+                changed = {key: f"{key} + {7 * copy}"}
+                changed |= {name: f"{name} || '-{copy}'" for name in ("session_id", "run_id")}
+                values = ", ".join(changed.get(name, f'"{name}"') for name in names)
+                connection.execute(f"INSERT INTO turnwise_{table} SELECT {values} FROM original")
+            connection.execute("DROP TABLE original")
+
+
 def make_store(folder: Path, sessions: int, turns: int) -> Path:
     """Return the path of the file with these sessions, which is made if it is not there yet."""
     path = folder / f"replay-{sessions}-{turns}.db"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         new = path.with_suffix(f".{os.getpid()}.new")
-        asyncio.run(fill(new, sessions, turns))
+        if sessions > WRITTEN:
+            shutil.copyfile(make_store(folder, WRITTEN, turns), new)
+            multiply(new, sessions // WRITTEN - 1)
+        else:
+            asyncio.run(fill(new, sessions, turns))
         new.rename(path)
     return path
 

@@ -85,6 +85,10 @@ _TABLES = {"sessions": "key", "turns": "session", "runs": "session", "blocks": "
 """The tables that sessions have rows in, each with the column of the session's key."""
 
 
+KEYS_APART = 10**12
+"""More than between the first and the last key of a file that was just written."""
+
+
 def multiply(path: Path, copies: int) -> None:
     """Add copies of all sessions of a file, each with keys and ids of its own."""
     with closing(sqlite3.connect(path)) as connection, connection:
@@ -92,7 +96,7 @@ def multiply(path: Path, copies: int) -> None:
             names = [row[1] for row in connection.execute(f"PRAGMA table_info(turnwise_{table})")]
             connection.execute(f"CREATE TEMP TABLE original AS SELECT * FROM turnwise_{table}")
             for copy in range(1, copies + 1):
-                changed = {key: f"{key} + {7 * copy}"}
+                changed = {key: f"{key} - {copy} * {KEYS_APART}"}
                 changed |= {name: f"{name} || '-{copy}'" for name in ("session_id", "run_id")}
                 values = ", ".join(changed.get(name, f'"{name}"') for name in names)
                 connection.execute(f"INSERT INTO turnwise_{table} SELECT {values} FROM original")

@@ -16,11 +16,11 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import uvicorn
-from fastapi import FastAPI, Header, HTTPException
+from fastapi import FastAPI, Header
 from fastapi.responses import HTMLResponse, StreamingResponse
 
 from turnwise import AsyncExecutionHandle, AsyncSessionManager, OpenAIEngine, SessionConfig
-from turnwise.errors import NotFoundError, QuotaExceededError, SessionBusyError, SessionInUseError, TurnReplacedError
+from turnwise.http import answer_errors
 from turnwise.stores import Quota
 from turnwise.testing import LocalProvider
 
@@ -51,6 +51,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 app = FastAPI(lifespan=lifespan)
+answer_errors(app)  # a chat that is busy is 409, a quota that is used up 429, a run of somebody else 404
 
 
 @app.get("/", response_class=HTMLResponse)
@@ -62,12 +63,7 @@ async def page() -> str:
 async def ask(chat_id: str, prompt: str, at: int | None = None) -> dict[str, str | int]:
     """Start an answer, or answer the turn `at` anew. When this returns it is durable: it goes on whoever leaves."""
     chat = await open_chat(chat_id)
-    try:
-        run = await (chat.run(prompt) if at is None else chat.rerun(prompt, at=at))
-    except (SessionBusyError, SessionInUseError, TurnReplacedError) as busy:
-        raise HTTPException(409, f"{busy}; or pass if_busy= to run()") from None
-    except QuotaExceededError as used:
-        raise HTTPException(429, str(used), {"Retry-After": str(round(used.retry_after_s + 1))}) from None
+    run = await (chat.run(prompt) if at is None else chat.rerun(prompt, at=at))  # or pass if_busy=
     return {"run": run.run_id, "worker": os.getpid()}
 
 
@@ -111,10 +107,7 @@ async def open_chat(chat_id: str) -> Any:
 
 
 async def find(run_id: str) -> Any:
-    try:
-        return await app.state.manager.execution(run_id, user_id="sarah")
-    except NotFoundError as error:
-        raise HTTPException(404, str(error)) from None
+    return await app.state.manager.execution(run_id, user_id="sarah")
 
 
 async def frames(run: AsyncExecutionHandle, after: int) -> AsyncIterator[str]:

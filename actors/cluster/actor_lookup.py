@@ -29,6 +29,9 @@ MAX_CALLS = 1000
 NOTED = 1000
 """How many sessions' actors a process caches; others are looked up by name again."""
 
+READY_S = 60.0
+"""How long a manager waits for hosts to be loaded before they replace others, in seconds."""
+
 RETIRE_S = 10.0
 """How long a manager waits for replaced hosts to acknowledge the newer layout, in seconds."""
 
@@ -128,6 +131,7 @@ class PackedLookup:
     """A fixed number of actors; each hosts the sessions whose users and ids hash to it.
 
     If the number of hosts changed, the hosts of the earlier layout are notified, so that they hand over their sessions.
+    Before that, the new hosts are loaded, which may take seconds; until then the earlier hosts answer as before.
 
     Args:
         node_options: the nodes on which actors start, as Ray options.
@@ -156,12 +160,12 @@ class PackedLookup:
         self._layout = newest if is_same else newest.next(limits.hosts)
         self._actors = self._make_all()
         self._looked_at = 0.0
-        notified = []
-        for layout in layouts:
-            if layout < self._layout:
-                actors = [find_actor(namespace, name) for name in layout.actor_names(store_id)]
-                notified += [actor.retire.options(max_task_retries=0).remote() for actor in actors if actor is not None]
-        if notified:  # a host that does not answer has exited, or restarts and then finds the newer layout itself
+        names = [name for layout in layouts if layout < self._layout for name in layout.actor_names(store_id)]
+        if earlier := [actor for name in names if (actor := find_actor(namespace, name)) is not None]:
+            loaded = [actor.load.options(max_task_retries=0).remote() for actor in self._actors]
+            ray.wait(loaded, num_returns=len(loaded), timeout=READY_S)  # one that fails is retried by who needs it
+            notified = [actor.retire.options(max_task_retries=0).remote() for actor in earlier]
+            # One that does not answer has exited, or restarts and then finds the newer layout itself.
             ray.wait(notified, num_returns=len(notified), timeout=RETIRE_S)
 
     def of(self, key: SessionKey) -> ActorProcess:

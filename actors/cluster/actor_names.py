@@ -17,12 +17,17 @@ def actor_name(store_id: str, key: SessionKey) -> str:
 
 def actors_of(store_id: str) -> str:
     """Return what the names of the actors of a store's dedicated sessions begin with."""
-    return f"turnwise/{store_id}/sessions/"
+    return f"{processes_of(store_id)}sessions/"
+
+
+def processes_of(store_id: str) -> str:
+    """Return what the names of all actors begin with that work for a store."""
+    return f"turnwise/{store_id}/"
 
 
 def dispatcher_name(store_id: str) -> str:
     """Return the name of the actor that hands a store's deliveries to their sessions."""
-    return f"turnwise/{store_id}/dispatcher"
+    return f"{processes_of(store_id)}dispatcher"
 
 
 def session_of(store_id: str, name: str) -> SessionKey:

@@ -26,6 +26,8 @@ class RayFacts:
     address: str
     nodes: int
     """How many are alive."""
+    dead_nodes: tuple[str, ...]
+    """The addresses of nodes that were lost, and did not come back."""
     resources: Mapping[str, float]
     free: Mapping[str, float]
     has_token: bool
@@ -43,6 +45,7 @@ def ray_facts() -> RayFacts:
         version=ray_version(),
         address=ray.get_runtime_context().gcs_address,
         nodes=len(_nodes()),
+        dead_nodes=_dead_nodes(),
         resources=ray.cluster_resources(),
         free=ray.available_resources(),
         has_token=os.environ.get("RAY_AUTH_MODE") == "token",
@@ -74,3 +77,8 @@ def _answer(ref: Any) -> Any:
 
 def _nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
+
+
+def _dead_nodes() -> tuple[str, ...]:
+    addresses = {node["NodeManagerAddress"] for node in ray.nodes() if not node["Alive"]}
+    return tuple(sorted(addresses - {node["NodeManagerAddress"] for node in _nodes()}))

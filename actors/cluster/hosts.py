@@ -9,13 +9,14 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from turnwise.actors.cluster.actor_names import actor_name, actors_of, find_actor, session_of
+from turnwise.actors.cluster.actor_names import actor_name, actors_of, find_actor, processes_of, session_of
 from turnwise.actors.cluster.sharding import find_layouts
 from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
 from turnwise.actors.hosting.store_spec import store_id_of
 from turnwise.actors.hosting.wire import HostInfo, HostLoad
+from turnwise.errors import ConfigError
 from turnwise.memory.conversation.sessions import SessionKey
-from turnwise.memory.stores.urls import resolve_url
+from turnwise.memory.stores.urls import redact, resolve_url
 
 ANSWER_S = 3.0
 """How long a process may take to answer, in seconds; all are asked at once."""
@@ -41,6 +42,35 @@ def placement_in_use(namespace: str, store: str, session: SessionKey | None = No
         for layout in find_layouts(namespace, store_id):
             return Packed(hosts=layout.hosts)
     return Dedicated()
+
+
+def namespace_in_use(store: str, named: str | None) -> str | None:
+    """Return the namespace in which this Ray has processes for a store, by its URL; the named one if it has none.
+
+    So a command reaches the processes that have the sessions, rather than takes these from them. Blocks; the process
+    must be connected to Ray.
+
+    Args:
+        named: the namespace that the user named, if any.
+
+    Raises:
+        ConfigError: the processes are in another namespace than the named one, or in several.
+    """
+    url = resolve_url(store)
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    used = sorted(
+        {
+            actor["namespace"]
+            for actor in actors
+            if actor["name"].startswith(processes_of(store_id_of(actor["namespace"], url)))
+        }
+    )
+    if not used or named in used:
+        return named
+    if named is None and len(used) == 1:
+        return str(used[0])
+    where = ", ".join(map(repr, used))
+    raise ConfigError("--namespace", named, f"processes of {redact(store)} are in the namespace {where}: name that")
 
 
 def _find(namespace: str, store_id: str) -> list[Any]:

@@ -9,7 +9,13 @@ from pathlib import Path
 from turnwise.errors import ConfigError
 
 CONNECT_S = 5.0
-"""How long a Ray may take to accept a connection, in seconds."""
+"""How long a Ray may take to accept a connection, and to answer the first bytes, in seconds."""
+
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""How a client of HTTP/2 begins, which Ray speaks (RFC 9113, section 3.4): the preface, and settings without values."""
+
+_SETTINGS, _HEADER = 4, 9
+"""The type of a server's first frame in HTTP/2, and the bytes of a frame's header, whose fourth is the type."""
 
 
 def check_ray_address() -> None:
@@ -50,9 +56,27 @@ def starts_own_ray() -> bool:
 
 
 def _connect(address: str) -> bool:
-    """Connect to an address of a host and a port; return whether it is one, and none such as "auto" or "local"."""
+    """Connect to an address of a host and a port; return whether it is one, and none such as "auto" or "local".
+
+    Raises:
+        OSError: no Ray answers there.
+    """
     host, _, port = address.rpartition(":")
     if not port.isdecimal() or "/" in host:
         return False
-    socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S) as connection:
+        if os.environ.get("RAY_USE_TLS", "0") in ("", "0"):
+            _check_speaks_http2(connection)
     return True
+
+
+def _check_speaks_http2(connection: socket.socket) -> None:
+    """Raise an OSError unless the server begins as one of HTTP/2 does. Any other program may have the port by now."""
+    connection.sendall(_HELLO)
+    answer = b""
+    while len(answer) < _HEADER:
+        if not (more := connection.recv(_HEADER - len(answer))):
+            raise OSError("it closed the connection")
+        answer += more
+    if answer[3] != _SETTINGS:
+        raise OSError("another program has the port")

@@ -13,6 +13,7 @@ from typing import Self
 
 import ray
 
+from turnwise.actors.cluster.actor_names import processes_of
 from turnwise.memory.conversation.sessions import SessionKey
 
 
@@ -62,4 +63,4 @@ def find_layouts(namespace: str, store_id: str) -> list[Layout]:
 
 
 def _prefix(store_id: str) -> str:
-    return f"turnwise/{store_id}/hosts/"
+    return f"{processes_of(store_id)}hosts/"

@@ -50,10 +50,13 @@ class Verb(Generic[Params, Answer_co]):
     """Whether it may be carried out twice. If not, a call whose answer is lost ends with SessionLostError."""
     role: MemberRole = "owner"
     """The lowest role of a member who may call it. The functions that it calls may ask for a higher one."""
+    action: str = ""
+    """What it does, for the error of members who may not call it; by default, that it is called."""
 
     def acting(self, session: SessionRef) -> Acting | None:
         """Return the member who calls it; None if the session's user does."""
-        return Acting(session.as_user, self.role, f"call {self.name!r}") if session.as_user is not None else None
+        action = self.action or f"call {self.name!r}"
+        return Acting(session.as_user, self.role, action) if session.as_user is not None else None
 
     def __call__(self, *args: Params.args, **options: Params.kwargs) -> VerbCall[Answer_co]:
         """Return the call of the verb with these arguments; nothing is sent yet."""
@@ -104,12 +107,12 @@ class Reader:
 
 
 def reads(
-    *, waits: bool = False, role: MemberRole = "reader"
+    *, waits: bool = False, role: MemberRole = "reader", action: str = ""
 ) -> Callable[[Callable[Concatenate[Reader, Params], Awaitable[Answer]]], Verb[Params, Answer]]:
     """Declare a verb that changes nothing; see `Verb` for the arguments."""
 
     def declare(function: Callable[Concatenate[Reader, Params], Awaitable[Answer]]) -> Verb[Params, Answer]:
-        return Verb(function.__name__, function, reads=True, waits=waits, role=role)
+        return Verb(function.__name__, function, reads=True, waits=waits, role=role, action=action)
 
     return declare
 
@@ -131,7 +134,8 @@ def starts(function: Callable[Concatenate[SessionService, str, Params], Awaitabl
 
     Members may call it.
     """
-    return Verb(function.__name__, function, needs_engine=True, holds_engine=True, role="member")
+    action = "begin runs"
+    return Verb(function.__name__, function, needs_engine=True, holds_engine=True, role="member", action=action)
 
 
 def of_memory(

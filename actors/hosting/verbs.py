@@ -444,7 +444,7 @@ async def forget_turn(service: SessionService, index: int, verify: bool) -> Forg
     return await service.core.forgetting.forget_turn(index, verify=verify)
 
 
-@reads(role="owner")
+@reads(role="owner", action="delete the session")
 async def agents(reader: Reader) -> list[SessionKey]:
     """Return the sessions of agents that the session has called, and of those below, leaves first."""
     return await reader.reads.agents()

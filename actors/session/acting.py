@@ -46,17 +46,21 @@ def acting_member() -> str | None:
     return acting.user_id if acting else None
 
 
-async def check_acting(session: SessionRecord, store: SessionStore, needed: MemberRole | None = None) -> None:
+async def check_acting(
+    session: SessionRecord, store: SessionStore, needed: MemberRole | None = None, action: str = ""
+) -> None:
     """Raise unless the member for whom something is done may do it.
 
     Args:
         needed: the lowest role that allows it, if it is a higher one than the verb says.
+        action: what that role allows, if it is not all that the verb does.
 
     Raises:
         SessionNotFoundError, NotAllowedError: see `SessionRecord.check_role`.
     """
     if acting := _ACTING.get():
-        await check_member(session, store, Acting(acting.user_id, needed or acting.needed, acting.action))
+        checked = Acting(acting.user_id, needed or acting.needed, action or acting.action)
+        await check_member(session, store, checked)
 
 
 async def check_own(session: SessionRecord, store: SessionStore, run: RunRecord | None) -> None:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator, mode
 
 from turnwise.memory.values.frozen_json import MAX_DEPTH, FrozenDict, JsonObject, freeze, is_deeper
 from turnwise.memory.values.ids import is_file_id
+from turnwise.memory.values.plain_text import decoded_text
 from turnwise.memory.values.records import lean, reduced
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -226,11 +227,13 @@ class Document(_Payload):
     def from_bytes(cls, name: str, data: bytes, media_type: str, *, cite: bool = False) -> Self:
         """Return the document of a file: as text if its type is text/..., else as data.
 
+        Texts are read as `decoded_text` does.
+
         Raises:
-            ValueError: the text is not UTF-8, or nothing can be made of the values.
+            ValueError: nothing can be made of the values.
         """
         if media_type.startswith("text/"):
-            return cls(name=name, text=data.decode(), cite=cite)
+            return cls(name=name, text=decoded_text(data), cite=cite)
         return cls(name=name, data=base64.b64encode(data).decode(), media_type=media_type, cite=cite)
 
 

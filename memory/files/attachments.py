@@ -13,6 +13,7 @@ from turnwise.memory.conversation.prompts import Refuses
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.files.access import FileAccess
 from turnwise.memory.files.records import FileRecord, file_id_of
+from turnwise.memory.values.plain_text import decoded_text
 
 Attachment = Image | Document
 AnyKind = TypeVar("AnyKind", bound=Block)
@@ -99,12 +100,8 @@ async def _filled(access: FileAccess | None, key: SessionKey, block: Text | Atta
 
 def _document(block: Document, media_type: str, data: bytes) -> Document:
     if media_type.startswith("text/"):
-        try:
-            text = data.decode()
-        except UnicodeDecodeError:
-            text = data.decode("latin-1")
         # An empty text would be no document.
-        return Document(name=block.name, text=text or " ", cite=block.cite)
+        return Document(name=block.name, text=decoded_text(data) or " ", cite=block.cite)
     encoded = base64.b64encode(data or b"\n").decode()
     return Document(name=block.name, data=encoded, media_type=media_type, cite=block.cite)
 

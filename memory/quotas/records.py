@@ -247,7 +247,7 @@ class QuotaUse(Record):
     @property
     def left(self) -> float | None:
         """How much is left; None if it is not known what was used."""
-        return None if self.used is None else max(0.0, self.quota.limit - self.used)
+        return None if self.used is None else max(0, self.quota.limit - self.used)
 
     _repr_html_ = record_html
 

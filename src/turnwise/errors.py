@@ -551,7 +551,7 @@ class QuotaExceededError(TurnwiseError):
 
     message = (
         "quota {quota_id!r}: {scope} has used {used:.12g} of {limit:.12g} {unit} per {per}: try again in "
-        "{retry_after_s:.0f} s, from {resets_at:.0f} (seconds since the epoch) on, or have an operator raise the quota"
+        "{retry_after_s:.1f} s, from {resets_at:.0f} (seconds since the epoch) on, or have an operator raise the quota"
     )
     quota_id: str
     scope: str

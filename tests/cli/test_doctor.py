@@ -198,13 +198,15 @@ def test_packages_that_are_compiled_by_each_process_are_found(tmp_path: Path, mo
     [(True, "10.0.0.1:6379", "ok"), (False, "10.0.0.1:6379", "warn"), (False, "", "ok")],
 )
 def test_who_may_use_a_ray_is_said(monkeypatch: pytest.MonkeyPatch, has_token: bool, address: str, state: str) -> None:
-    ray_facts = RayFacts(version="ray 2", address="here", nodes=1, resources={}, free={}, has_token=has_token)
+    known: dict[str, Any] = {"version": "ray 2", "address": "here", "nodes": 1, "dead_nodes": ("10.0.0.7",)}
+    ray_facts = RayFacts(**known, resources={}, free={}, has_token=has_token)
     monkeypatch.setenv("RAY_ADDRESS", address)
     monkeypatch.setattr(ray_runtime, "connect", lambda **_: None)
     monkeypatch.setattr(diagnosis, "ray_facts", lambda: ray_facts)
     monkeypatch.setattr(diagnosis, "ask_workers", lambda *_: {"node": "died"})
     _, findings = look("--start-ray")
     assert findings["ray access"]["state"] == state
+    assert (findings["ray nodes"]["state"], findings["ray nodes"]["message"]) == ("warn", "lost: 10.0.0.7")
     assert (findings["workers"]["state"], findings["workers"]["message"]) == (
         "fail",
         "a worker on node cannot look: died",

@@ -46,17 +46,23 @@ def test_a_run_is_cancelled_and_its_session_deleted_in_the_ray_that_has_the_file
     manager = make_ray_manager(engine=Echo(), store=store, memory=[LexicalMemory(tmp_path / "items.db")])
     session = manager.open("talk", user_id="ann")
     run = session.run("slow 100000")
-    ran = act("cancel", store, "talk", "--user", "ann", "--reason", "enough", "--namespace", here)
+    elsewhere = act("cancel", store, "talk", "--user", "ann", "--namespace", "other")
+    assert elsewhere.returncode == 1 and run.info().state == "running"
+    assert f"--namespace='other': processes of {store} are in the namespace '{here}': name that" in elsewhere.stderr
+    ran = act("cancel", store, "talk", "--user", "ann", "--reason", "enough")
     assert (ran.returncode, ran.stdout) == (0, f"run {run.run_id} is cancelled\n"), ran.stderr
     assert without_late_start(ran.stderr) == "", "Ray says nothing"
     assert (run.info().state, run.info().why) == ("cancelled", "enough")
-    again = act("cancel", store, "talk", "--user", "ann", "--namespace", here)
+    again = act("cancel", store, "talk", "--user", "ann")
     assert again.returncode == 1 and again.stderr == "error: session 'talk' has no active run to cancel\n"
     assert session.run("I sail a boat").wait(60).text == "I sail a boat", "its process and engine are the manager's"
     assert session.memory.wait(60)
-    removal = act("rm", store, "talk", "--yes", "--user", "ann", "--namespace", here)
+    forked = act("fork", store, "talk", "--user", "ann", "--as", "twin")
+    assert forked.returncode == 0 and "twin" in str(manager.list()), forked.stderr
+    assert session.run("still here").wait(60).text == "still here", "its process has it as before"
+    removal = act("rm", store, "talk", "--yes", "--user", "ann")
     assert (removal.returncode, removal.stdout) == (0, "session talk is deleted\n"), removal.stderr
-    assert "talk" not in str(manager.list())
+    assert [listed.session_id for listed in manager.list()] == ["twin"]
     assert manager.open("later", user_id="ann").memory.recall("Which boat?"), "memories keep what they have of it"
 
 

@@ -1,6 +1,8 @@
 """The event loop on which callers that block run the coroutines of stores and memories."""
 
 import asyncio
+import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -49,3 +51,19 @@ def test_a_portal_that_is_closed_when_the_program_ends_starts_no_thread(monkeypa
     thread.join(30)
     assert not thread.is_alive()
     assert thread not in failures
+
+
+def test_ctrl_c_cancels_what_its_caller_waits_for() -> None:
+    portal, cancelled = Portal(), threading.Event()
+
+    async def work() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        portal.run(work())
+    assert cancelled.wait(30)
+    portal.close()

@@ -61,8 +61,7 @@ def test_a_document_is_made_of_bytes() -> None:
     pdf = Document.from_bytes("a.pdf", b"%PDF-", "application/pdf", cite=True)
     assert (base64.b64decode(pdf.data or ""), pdf.media_type, pdf.cite) == (b"%PDF-", "application/pdf", True)
     assert Document.from_bytes("a.txt", "ü".encode(), "text/plain") == Document(name="a.txt", text="ü")
-    with pytest.raises(ValueError, match="utf-8"):
-        Document.from_bytes("a.txt", b"\xff", "text/plain")
+    assert Document.from_bytes("a.txt", b"\xff", "text/plain").text == "ÿ", "bytes that are no UTF-8 are Latin-1"
 
 
 def test_a_document_of_chunks_has_one_text_and_survives_json() -> None:

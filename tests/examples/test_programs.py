@@ -33,6 +33,13 @@ EXPECTED = {
     "custom_memory.py": ["keeps the laws", "card ...1111", "card ...0004", "4111 1111 1111 1111"],
     "custom_store.py": ["keeps the laws", "create plans", "commit plans completed", "delete plans"],
     "custom_strategy.py": ["keeps the laws in 300 random", "Plan a week", "What about day 11?", "Is it done?"],
+    "replay.py": [
+        "15 turns, 0 calls of the tool",
+        "100%, by chance 0%",
+        "tokens out: ",
+        "thanks: 100%, then 0%",
+        "report",
+    ],
     "adapters/mcp_tools.py": ["It comes tomorrow.", "model\norder\nmodel"],
     "adapters/agents_sdk_agent.py": ["waits for pay({'euros': 700})", "The hotel is paid."],
     "adapters/agents_sdk_session.py": ["You said: Do whales", "refused: session 'sarah' is busy", "'assistant'"],

@@ -314,3 +314,14 @@ async def test_the_asynchronous_family_has_the_same(tmp_path: Path, engine: Open
         await (await manager.files()).put("b", PNG)
         await chat.delete()
         assert len(await (await manager.files()).list()) == 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32", "latin-1"])
+def test_a_text_file_is_read_in_the_encoding_that_it_tells(encoding: str, engine: OpenAIEngine, tmp_path: Path) -> None:
+    data = "Zürich 20:10".encode(encoding)
+    assert Document.from_bytes("a.txt", data, "text/plain").text == "Zürich 20:10"
+    settings: dict[str, Any] = {"placement": InProcess(), "files": f"file://{tmp_path}"}
+    with SessionManager(f"memory://{tmp_path.name}", engine=engine, **settings) as manager:
+        chat = manager.open("trip")
+        chat.run("When?", Document(file=chat.files.put("a.txt", data, media_type="text/plain").file_id)).wait()
+    assert "a.txt:\nZürich 20:10" in str(ASKED[-1]).replace("\\n", "\n")

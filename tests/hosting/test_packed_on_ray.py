@@ -200,6 +200,42 @@ def test_another_number_of_hosts_moves_sessions_without_interrupting_one(
     check(new, names)
 
 
+class Late(Packed):
+    """Hosts that are made when a file is there."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return made_late, (self.hosts, os.getpid(), os.environ["READY"])
+
+
+def made_late(hosts: int, own_pid: int, ready: str) -> Packed:
+    while os.getpid() != own_pid and not Path(ready).exists():
+        time.sleep(0.05)
+    return Packed(hosts=hosts)
+
+
+def test_hosts_answer_until_those_are_ready_that_replace_them(
+    make_ray_manager: MakeManager, tmp_path: Path, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("READY", str(tmp_path / "ready"))
+    chat = make_ray_manager(placement=Packed(hosts=1)).open("chat")
+    assert chat.run("before").wait(WAIT_S).text == "before"
+    store_id = store_id_of(namespace, f"sqlite:///{tmp_path}/chats.db")
+    with ThreadPoolExecutor() as threads:
+        made = threads.submit(make_ray_manager, placement=Late(hosts=2))
+        try:
+            until(lambda: [layout.hosts for layout in find_layouts(namespace, store_id)] == [2, 1])
+            slow = chat.run("slow 20")
+            assert slow.wait(WAIT_S).text == chat.run("slow 20").wait(WAIT_S).text
+            assert not made.done()
+        finally:
+            (tmp_path / "ready").touch()
+        new = made.result(WAIT_S)
+    assert chat.run("after").wait(WAIT_S).text == "after"
+    assert [turn.text for turn in new.open("chat").turns()][-1] == "after"
+    until(lambda: [layout.hosts for layout in find_layouts(namespace, store_id)] == [2])
+    check(new, ["chat"])
+
+
 def test_what_is_idle_leaves_memory_and_comes_back_as_it_was(
     make_ray_manager: MakeManager, ray_session: ModuleType
 ) -> None:

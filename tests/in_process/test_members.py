@@ -68,8 +68,13 @@ def test_members_read_write_and_leave_by_their_roles(settings: dict[str, Any]) -
             assert [(message.text, message.author) for message in reader.messages()] == expected
             assert [turn.text for turn in reader.turns()] == ["from Ann", "from Tom"]
             assert reader.execution(run.run_id).wait().text == "from Tom"
-        with pytest.raises(NotAllowedError, match="user 'rita' is a reader of session 'plan', and only members and"):
+        with pytest.raises(
+            NotAllowedError,
+            match="user 'rita' is a reader of session 'plan', and only members and owners may begin runs",
+        ):
             rita.run("from Rita")
+        with pytest.raises(NotAllowedError, match="only owners may delete the session"):
+            tom.delete()
         assert tom.append("one more").record.status == "pending"
         assert olga.update(title="plans").title == "plans"
         for nobody in ("eve", "ann ", "default"):

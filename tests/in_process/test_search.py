@@ -10,6 +10,7 @@ import pytest
 
 from stored.open_stores import closing
 from turnwise import AsyncSessionManager, EchoEngine, InProcess, Session, SessionManager
+from turnwise.blocks import Document
 from turnwise.errors import InvalidInputError, SearchUnavailableError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.stores.search.finding import find_messages
@@ -36,6 +37,22 @@ def say(chat: Session, *texts: str) -> None:
 
 def ids(manager: SessionManager, text: str, user_id: str = "ann", **filters: Any) -> list[str]:
     return [hit.id for hit in manager.search(user_id, text, **filters)]
+
+
+def test_texts_of_documents_are_found_and_go_with_their_turn(url: str) -> None:
+    with manager_of(url) as manager:
+        chat = manager.open("trip", user_id="ann")
+        pieces = Document(chunks=("platform nine", "at noon"), name="plan")
+        chat.run("look", Document(text="Zürich by night train", name="a.txt"), pieces).wait()
+        (hit,) = manager.search("ann", "night train")
+        assert (hit.role, hit.turn_index, hit.snippet) == (
+            "user",
+            0,
+            "look\nZürich by night train\nplatform nine\n\nat noon",
+        )
+        assert len(manager.search("ann", "platform noon")) == 1 and not manager.search("ann", "trainplatform")
+        chat.remove(chat.turns()[0])
+        assert not manager.search("ann", "night train") and not manager.search("ann", "platform")
 
 
 def test_prompts_and_answers_are_found_with_snippets(url: str) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
-from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.hosting.store_spec import StoreSpec
 from turnwise.errors import FilesUnavailableError
@@ -34,16 +33,8 @@ class StoredConversations:
 Work = Callable[[StoredConversations], Awaitable[Result]]
 
 
-@overload
-def conversations_of(manager: SessionManager, work: Work[Result]) -> Result: ...
-
-
-@overload
-def conversations_of(manager: AsyncSessionManager, work: Work[Result]) -> Coroutine[Any, Any, Result]: ...
-
-
-def conversations_of(manager: SessionManager | AsyncSessionManager, work: Work[Result]) -> Any:
-    """Carry out what reads the conversations of a manager; return its result.
+def conversations_of(manager: Any, work: Work[Any]) -> Any:
+    """Carry out what reads the conversations of a manager of either family; return its result.
 
     With an `AsyncSessionManager` this is a coroutine. With a `SessionManager` it blocks, and the work runs on the event
     loop of the manager's store; if the caller is interrupted, such as by Ctrl+C, the work is cancelled first.
@@ -52,7 +43,7 @@ def conversations_of(manager: SessionManager | AsyncSessionManager, work: Work[R
         return _carry_out(manager, work)
     tasks: list[asyncio.Task[Any]] = []
 
-    async def on_portal() -> Result:
+    async def on_portal() -> Any:
         tasks.extend(filter(None, [asyncio.current_task()]))
         return await work(_stored(manager))
 
@@ -70,12 +61,12 @@ async def _cancel(task: asyncio.Task[Any]) -> None:
     await asyncio.wait([task])
 
 
-async def _carry_out(manager: AsyncSessionManager, work: Work[Result]) -> Result:
+async def _carry_out(manager: AsyncSessionManager, work: Work[Any]) -> Any:
     await manager._start.done()  # noqa: SLF001 - of the same package
     return await work(_stored(manager))
 
 
-def _stored(manager: SessionManager | AsyncSessionManager) -> StoredConversations:
+def _stored(manager: Any) -> StoredConversations:
     client = manager._client  # noqa: SLF001 - of the same package
     try:
         files: FileAccess | None = client.files

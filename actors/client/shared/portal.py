@@ -19,13 +19,17 @@ class Portal:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine on the loop and return its result."""
+        """Run a coroutine on the loop and return its result. It is cancelled if Ctrl-C interrupts the caller."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=_serve, args=[self._loop], name="turnwise-portal", daemon=True).start()
             result = asyncio.run_coroutine_threadsafe(work, self._loop)
-        return result.result()
+        try:
+            return result.result()
+        except KeyboardInterrupt:
+            result.cancel()
+            raise
 
     def close(self) -> None:
         """Stop the loop once the coroutines that other threads run on it have ended; the loop's thread closes it."""

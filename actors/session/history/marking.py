@@ -52,7 +52,7 @@ class Marking:
             await self._check_message(turn, number)
             old = marks_of(turn, number).get(name)
             if old and old.by != by:
-                await check_acting(self._journal.session, self._journal.store, "owner")
+                await check_acting(self._journal.session, self._journal.store, "owner", "change marks of others")
             if value is None:
                 if old is None:
                     return None

@@ -92,7 +92,7 @@ class Versions:
             self._check_free()  # the last turn that has ended may not be the one that the caller saw
         turn = head if at is None else await self._journal.records.find_turn(at)
         if turn is None:
-            raise TurnNotFoundError(session.session_id, at)
+            raise TurnNotFoundError(session.session_id, 0)
         self._check_shown(turn.index)
         self._check_free()
         branches = _checked(session.session_id, replacing(session.branches, turn.index, session.next_index))

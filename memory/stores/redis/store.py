@@ -118,8 +118,8 @@ class _SessionRow(NamedTuple):
 class RedisStore(RedisDatabase):
     """Stores sessions in Redis, 6.2 or later. Each method is one atomic script and one round trip; `activate` is two.
 
-    Many processes may use one Redis at once. All keys of a prefix share a hash tag, since forks share blocks and run
-    ids are global. So on a cluster, a store is on one node, and all of it must fit in that node's memory.
+    Many processes may use one Redis at once. All of a store is in the memory of one server, since forks share blocks
+    and run ids are global; a node of a Redis Cluster is refused.
 
     **Durability.** With `appendonly yes` and `appendfsync always`, acknowledged writes survive a kill of the server and
     of its machine. `everysec`, Redis's default, may lose the last second; without an append-only file, everything since

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from turnwise.errors import InvalidInputError, SearchUnavailableError, shown
 from turnwise.memory.conversation.blocks import Block
@@ -14,13 +14,14 @@ from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Spans, join, places
 from turnwise.memory.conversation.turns import TurnRecord
-from turnwise.memory.conversation.views.chat_messages import answered_at, message_parts, message_text
+from turnwise.memory.conversation.views.chat_messages import answered_at, message_parts
 from turnwise.memory.stores.search.query import Query
 from turnwise.memory.stores.search.words import MAX_TEXT_CHARS
 from turnwise.memory.values.ranges import MAX_COUNT
 
 SearchedRole = Literal["user", "assistant"]
-"""Who said what is searched: prompts and answers, not instructions, thoughts, summaries or results of tools."""
+"""Who said what is searched: prompts, texts of documents, and answers, but no instructions, thoughts, summaries or
+results of tools."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +128,7 @@ def turn_texts(
             role, stop = part[0].role, start + len(part)
             kept = [index for index in range(start, stop) if index not in removed]
             if kept and role in ("user", "assistant"):
-                text = "".join(message_text(part[index - start]) for index in kept)[:MAX_TEXT_CHARS]
+                text = "".join(_searched(vars(part[index - start])) for index in kept)[:MAX_TEXT_CHARS]
                 if text and not text.isspace():
                     spans = join(block_places[index] for index in kept)
                     texts.append(
@@ -139,8 +140,15 @@ def turn_texts(
 
 def text_of_blocks(encoded: Iterable[str]) -> str:
     """Return what `turn_texts` has as the text of a message with these encoded blocks."""
-    blocks = (json.loads(text) for text in encoded)
-    return "".join(block["text"] for block in blocks if block["kind"] in ("user", "text"))[:MAX_TEXT_CHARS]
+    return "".join(map(_searched, map(json.loads, encoded)))[:MAX_TEXT_CHARS]
+
+
+def _searched(block: Mapping[str, Any]) -> str:
+    """Return what a block adds, by its fields, to the text that is searched."""
+    if block["kind"] == "document":
+        text = block.get("text") or "\n\n".join(block.get("chunks", ()))
+        return f"\n{text}" if text else ""  # its words do not touch those before
+    return str(block["text"]) if block["kind"] in ("user", "text") else ""
 
 
 def parse_hit_cursor(cursor: str | None) -> int:

@@ -16,7 +16,15 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from turnwise.errors import CorruptRecordError, SchemaVersionError, StoreClosedError, StoreError, StoreURLError
-from turnwise.memory.stores.sql.error_hints import is_undecodable, lacks_tables, remedy, without_text
+from turnwise.memory.stores.sql.connection_room import ConnectionRoom
+from turnwise.memory.stores.sql.error_hints import (
+    NO_ROOM,
+    has_no_room,
+    is_undecodable,
+    lacks_tables,
+    remedy,
+    without_text,
+)
 from turnwise.memory.stores.sql.sqlite_file import SQLiteFile, begin_writing, path_of
 from turnwise.memory.stores.sql.sqlite_owner import SQLiteOwner
 from turnwise.memory.stores.store_owner import LABEL, Shared, StoreOwner, rivals_among
@@ -125,6 +133,7 @@ class SQLDatabase(Shared):
         self._snapshots = self._reader if sqlite else self._engine.execution_options(isolation_level="REPEATABLE READ")
         self._driver: Any = self._engine.dialect.loaded_dbapi
         self._threads = ThreadPoolExecutor(connections, thread_name_prefix="turnwise-store")
+        self._room = ConnectionRoom(connections)
         self._writer: Any = None
         """The driver's connection for commits to a SQLite file, kept after the first commit."""
         self._transactions = 0
@@ -265,10 +274,36 @@ class SQLDatabase(Shared):
 
     def _checked(self, work: Callable[[], Result]) -> Result:
         """Create missing tables, run `work`, check that the SQLite file is still in place, and return the result."""
-        self._check_before()
-        result = work()
-        self._check_after()
-        return result
+
+        def checked() -> Result:
+            self._check_before()
+            result = work()
+            self._check_after()
+            return result
+
+        return self._with_room(checked)
+
+    def _with_room(self, work: Callable[[], Result]) -> Result:
+        """Run `work`; if the server refuses its connection, wait for one of the store's own, and run it again.
+
+        A refused connection has done nothing, so `work` begins anew.
+        """
+        if self.is_local:
+            return work()
+        since = time.monotonic()
+        while self._room.take(self._lock_timeout_s - (time.monotonic() - since)):
+            try:
+                return work()
+            except (exc.DBAPIError, self._driver.Error) as error:
+                refusal = error
+                if not has_no_room(error.orig if isinstance(error, exc.DBAPIError) else error):
+                    raise
+            finally:
+                self._room.leave()
+            if not self._room.refused():
+                raise refusal
+        reason = f"the server allows no more connections, and none of its own was free for {self._lock_timeout_s:g} s"
+        raise StoreError(f"store {self._name}: {reason}; {NO_ROOM}")
 
     def _check_before(self) -> None:
         if self._file:

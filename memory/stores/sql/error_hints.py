@@ -27,25 +27,39 @@ _OF_POSTGRES_CLASS = {
     "28": "the URL needs a user, and a password, that the server takes",
     "3D": "there is no such database: CREATE DATABASE, or name another one in the URL",
     "40": "another transaction was in its way: try again",
-    "42": "its tables are not as turnwise makes them, or the user may not use them: restore them, or GRANT the rights",
-    "53": "it has no more memory or connections: try again, or raise its limits",
+    "42": "its tables are not as turnwise makes them: restore them from a backup",
+    "53": "it has no more memory: try again, or raise its limits",
     "54": "it is too large for a row or an index of the database: make it shorter",
     "57": _UNREACHED,
 }
 """By class of SQLSTATE: connections; data; access; catalog; rollbacks; syntax, rights; resources; limits; operators."""
-_OF_CONNECTING = {"authentication failed": "28", "no pg_hba.conf entry": "28", "does not exist": "3D", "too many": "53"}
-"""Classes of SQLSTATE by what a server says that refuses a connection: the driver tells no code then."""
+NO_ROOM = (
+    "let fewer processes use it (Packed), give each fewer connections (SQLStore(url, connections=2)), or raise"
+    " max_connections, or the CONNECTION LIMIT of the role or the database"
+)
+"""The remedy where a server allows no more connections."""
+_OF_CONNECTING = {
+    "authentication failed": "28",
+    "no pg_hba.conf entry": "28",
+    "does not exist": "3D",
+    "too many": "53300",
+    "connection slots are reserved": "53300",
+    "no more connections allowed": "53300",
+}
+"""SQLSTATEs, or their classes, by what is said to who gets no connection: the driver tells none then."""
 _REFUSED = "the database refused it, and nothing was written: its log says more"
 
 _OF_POSTGRES = {
+    "42501": "the role lacks a right that the message names: GRANT it, or connect as the owner of the tables",
     "53100": _ROOM,
+    "53300": NO_ROOM,
     "55P03": _AGAIN,
     "57014": _AGAIN,
     "25006": _READ_ONLY,
     "3F000": "none of the schemas of its search_path exists: CREATE SCHEMA, or name another one in the URL",
     "42P01": "its tables were dropped: restore them from a backup; otherwise empty ones are created at the next use",
 }
-"""By SQLSTATE: disk full; lock not available; statement timeout; read-only; no such schema; no such table."""
+"""By SQLSTATE: rights; disk full; connections; lock not available; statement timeout; read-only; schema; table."""
 
 _NO_OPTION = "invalid connection option"
 _OPTION = "settings of the server go into the URL as ?options=-c%20search_path%3Da%2Cb"
@@ -57,10 +71,20 @@ def remedy(error: object) -> str:
     state = getattr(error, "sqlstate", None) or ""
     if _NO_OPTION in str(error):
         return _OPTION
-    if "FATAL:" in str(error) and not state:
-        state = next((code for words, code in _OF_CONNECTING.items() if words in str(error)), "")
+    state = state or _state_of_refusal(error)
     advice = _OF_SQLITE.get(primary) or _OF_POSTGRES.get(state) or _OF_POSTGRES_CLASS.get(state[:2])
     return advice or (_REFUSED if primary or state or not _is_of_connection(error) else _UNREACHED)
+
+
+def _state_of_refusal(error: object) -> str:
+    """Return the SQLSTATE, or its class, with which a server refused a connection; empty for another error."""
+    said = str(error) if "FATAL:" in str(error) else ""
+    return next((code for words, code in _OF_CONNECTING.items() if words in said), "")
+
+
+def has_no_room(error: object) -> bool:
+    """Return whether a server refused a connection because it has too many."""
+    return (getattr(error, "sqlstate", None) or _state_of_refusal(error)) == "53300"
 
 
 def _is_of_connection(error: object) -> bool:

@@ -347,9 +347,13 @@ class SQLStore(SecureDeleteDatabase):
         late: list[Exception | None] = [self._late(request.since) for request in group]
         if not (in_time := _of_time(group, late)):
             return late
-        if self._writer is None or not self._ready:  # a connection that is open creates no missing file
-            self._check_before()
-        done = iter(self._transact(partial(self._commits.write, group=in_time)))
+
+        def write() -> list[Exception | None]:
+            if self._writer is None or not self._ready:  # a connection that is open creates no missing file
+                self._check_before()
+            return self._transact(partial(self._commits.write, group=in_time))
+
+        done = iter(self._with_room(write))
         self._check_after()
         return [error or next(done) for error in late]
 

@@ -16,6 +16,7 @@ from turnwise.cli.listing import ls, runs, schedules
 from turnwise.cli.mcp import mcp
 from turnwise.cli.memory import memory
 from turnwise.cli.quotas import quotas
+from turnwise.cli.replay.command import replay
 from turnwise.cli.search import marks, search
 from turnwise.cli.serve import serve
 from turnwise.cli.session_control import approve, cancel, end, fork, reject, rm, say, schedule, share, unschedule
@@ -35,7 +36,7 @@ app = typer.Typer(
 
 app.command(cls=ChatCommand)(chat)
 changes = (say, schedule, unschedule, cancel, approve, reject, share, end, rm, fork)
-for command in (ls, show, search, marks, runs, schedules, usage, *changes, export):
+for command in (ls, show, search, marks, runs, schedules, usage, replay, *changes, export):
     app.command(cls=Command)(command)
 app.command("import", cls=Command)(import_)
 app.command(cls=Command)(sweep)

@@ -7,6 +7,7 @@ that has no scheme, as in `scheme://`, is the next one.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import re
@@ -17,6 +18,7 @@ import threading
 import warnings
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
 STORE = "TURNWISE_STORE"
 """The variable that names the store of commands that are given none."""
 
-FAILED, INTERRUPTED = 1, 130
+FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
 """Exit codes. Wrong usage has 2, as Typer decides."""
 
 _NEAR = 60
@@ -112,7 +114,11 @@ SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="The session."
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=MAX_COUNT, help="How many at most.")]
 Cursor = Annotated[str | None, typer.Option(help="Go on where the last answer ended: its cursor.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Namespace = Annotated[str, typer.Option("--namespace", help="The Ray namespace of the sessions' processes.")]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", help="The Ray namespace of the sessions' processes; found if left out.")
+]
+NAMESPACE = "turnwise"
+"""The namespace where no process has the sessions, as that of managers."""
 
 
 class Commands(TyperGroup):
@@ -165,8 +171,13 @@ class Command(TyperCommand):
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """Carry out what a command does. Ctrl-C ends it, also while it waits for a file, and the command exits with 130."""
+    """Carry out what a command does. Ctrl-C ends it, also while it waits for a file, and the command exits with 130.
+
+    SIGTERM ends it likewise, with 143 as from a shell.
+    """
     try:
+        if _is_main():
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # Ray's own prints addresses
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not _is_main():
             return asyncio.run(work)
         early: list[int] = []  # Ctrl-C that came while the event loop was made: half of one cannot be closed
@@ -203,7 +214,7 @@ async def reading(
     store: str,
     history: str | None = None,
     *,
-    namespace: str = "turnwise",
+    namespace: str = NAMESPACE,
     live: bool = False,
     placement: Placement | None = None,
 ) -> AsyncIterator[AsyncSessionManager]:
@@ -240,25 +251,53 @@ async def reading(
             yield manager
 
 
-def joined(namespace: str, store: str, session: SessionKey | None = None) -> Placement:
+def imported(option: str, path: str) -> Any:
+    """Return the object at an import path, such as `my_agents.tools:weather`.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    module, _, name = path.partition(":")
+    try:
+        return attrgetter(name)(importlib.import_module(module))
+    except Exception as error:  # a module may raise anything
+        reason = f"it cannot be imported ({type(error).__name__}: {error}): is its folder in PYTHONPATH?"
+        raise ConfigError(option, path, reason) from error
+
+
+def joined(namespace: str | None, store: str, session: SessionKey | None = None) -> tuple[Placement, str]:
     """Connect to the Ray that is here, if there is one; return where it has the sessions of a store, or this session.
+
+    Returns: their placement and their namespace.
 
     Where no Ray is, sessions run in this process, and nothing of Ray is imported. Runs of other sessions that were lost
     wait for a program with their engine.
 
     Raises:
-        ConfigError: the Ray cannot be joined or started.
+        ConfigError: the Ray cannot be joined or started, or the processes are in another namespace.
     """
     from turnwise.actors.cluster.ray_address import ray_to_join
     from turnwise.actors.hosting.placement import InProcess
 
     if ray_to_join() is None:
-        return InProcess(resume_lost=False)
+        return InProcess(resume_lost=False), namespace or NAMESPACE
     from turnwise.actors.cluster.hosts import placement_in_use
     from turnwise.actors.cluster.ray_runtime import connect
 
     connect(logs=False)
-    return placement_in_use(namespace, store, session)
+    found = namespace_of(store, namespace)
+    return placement_in_use(found, store, session), found
+
+
+def namespace_of(store: str, named: str | None) -> str:
+    """Return the namespace of a store's processes in the Ray to which this process is connected. Blocks.
+
+    Raises:
+        ConfigError: they are in another one than the named one, or in several.
+    """
+    from turnwise.actors.cluster.hosts import namespace_in_use
+
+    return namespace_in_use(store, named) or NAMESPACE
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from turnwise.cli.common import Store
-from turnwise.cli.tail import placement_of_live_sessions
+from turnwise.cli.tail import place_of_live_sessions
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def console(
         bool, typer.Option("--read-only", help="Change nothing. So it is without --config and --model, too.")
     ] = False,
     namespace: Annotated[
-        str, typer.Option(help="The Ray namespace of the service; with --config, the file's.")
-    ] = "turnwise",
+        str | None, typer.Option(help="The Ray namespace of the service; found if left out. With --config, the file's.")
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="The TOML file of `turnwise serve`, with engines and memories, to act by.")
     ] = None,
@@ -66,7 +66,7 @@ def console(
     asyncio.run(_read(store, namespace, host, port, tokens))
 
 
-async def _read(store: str, namespace: str, host: str, port: int, tokens: Path | None) -> None:
+async def _read(store: str, namespace: str | None, host: str, port: int, tokens: Path | None) -> None:
     """Serve a console that only reads, until SIGTERM or SIGINT."""
     try:
         from fastapi import FastAPI
@@ -95,8 +95,9 @@ async def _read(store: str, namespace: str, host: str, port: int, tokens: Path |
         raise ConfigError("--host", host, reason)
     raise_file_limit()
     auth = BearerTokens.from_file(tokens) if tokens else None
-    placement = await asyncio.to_thread(placement_of_live_sessions) or InProcess()
-    manager = AsyncSessionManager(store, engine=EchoEngine(), namespace=namespace, read_only=True, placement=placement)
+    place = await asyncio.to_thread(place_of_live_sessions, store, namespace)
+    place["placement"] = place["placement"] or InProcess()
+    manager = AsyncSessionManager(store, engine=EchoEngine(), read_only=True, **place)
     async with manager:
         service = Service(manager, HttpSettings(), auth)
         app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)

@@ -165,6 +165,11 @@ def _ray(start_ray: bool) -> Iterator[Any]:
     facts = ray_facts()
     description = f"{facts.version} at {facts.address}, {facts.nodes} node{'s' * (facts.nodes != 1)}"
     yield Finding("ray", "ok", description if address else f"{description}, started for these checks")
+    if facts.dead_nodes:
+        yield Finding(
+            "ray nodes", "warn", f"lost: {', '.join(facts.dead_nodes)}",
+            "their sessions go on elsewhere: start these nodes again, if they are missed",
+        )  # fmt: skip
     cpus, memory = facts.resources.get("CPU", 0), facts.resources.get("memory", 0)
     free = f"{facts.free.get('CPU', 0):g} of {cpus:g} CPUs free, {memory / _GIGABYTE:.1f} GB for its processes"
     yield Finding("ray resources", "ok", free)

@@ -64,7 +64,7 @@ def mcp(
     demo: Annotated[
         bool, typer.Option("--demo", help="Where OPENAI_API_KEY is not set, simulate a model: no key, no network.")
     ] = False,
-    namespace: Namespace = "turnwise",
+    namespace: Namespace = None,
 ) -> None:
     """Serve one user's sessions and memories to MCP clients: list, show, send, recall, save.
 
@@ -93,7 +93,7 @@ async def _serve(
     user: str,
     engine: EngineBuilder | None,
     memory: str | None,
-    namespace: str,
+    namespace: str | None,
     *,
     host: str,
     port: int | None,
@@ -119,7 +119,7 @@ async def _serve(
 
 @asynccontextmanager
 async def _opened(
-    store: str, engine: EngineBuilder | None, memory: str | None, namespace: str
+    store: str, engine: EngineBuilder | None, memory: str | None, namespace: str | None
 ) -> AsyncIterator[tuple[AsyncSessionManager, LongTermMemory | None]]:
     """Open the store: to read only if there is no engine."""
     from turnwise.actors.client.manager import AsyncSessionManager
@@ -128,12 +128,13 @@ async def _opened(
     from turnwise.memory.longterm.lexical import LexicalMemory
     from turnwise.memory.stores.urls import read_only
 
-    settings: dict[str, Any] = {"namespace": namespace}
+    settings: dict[str, Any] = {}
     if engine is None:
         settings |= {"engine": EchoEngine(), "read_only": True, "overflow": None, "placement": InProcess()}
     else:
-        placement = await asyncio.to_thread(joined, namespace, store)
-        settings |= {"engine": engine, "placement": placement, "memory": [LexicalMemory(memory)] if memory else []}
+        placement, found = await asyncio.to_thread(joined, namespace, store)
+        memories = [LexicalMemory(memory)] if memory else []
+        settings |= {"engine": engine, "placement": placement, "namespace": found, "memory": memories}
     opened = LexicalMemory(read_only(memory) if engine is None else memory) if memory else None
     try:
         async with AsyncSessionManager(store, **settings) as manager:

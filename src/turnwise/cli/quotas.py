@@ -63,7 +63,7 @@ def set_(
     cost: Annotated[float | None, typer.Option("--cost", help="How much is spent.")] = None,
     per: Annotated[str, typer.Option("--per", help="minute, day or month, in UTC.")] = "day",
     then: Annotated[str, typer.Option("--then", help="What happens to a run then: refuse, queue or ask.")] = "refuse",
-    namespace: Namespace = "turnwise",
+    namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """Limit runs, tokens or cost, and print the quota's id. Another limit for the same replaces the earlier one."""
@@ -88,7 +88,7 @@ def rm(
     store: Store,
     quota: Annotated[str, typer.Argument(metavar="QUOTA", help="The quota, as `turnwise quotas ls` names it.")],
     *,
-    namespace: Namespace = "turnwise",
+    namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """Remove a quota."""

@@ -13,12 +13,13 @@ import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from turnwise.cli.common import (
+    NAMESPACE,
     AsJson,
     History,
     Namespace,
@@ -30,6 +31,7 @@ from turnwise.cli.common import (
     file_of,
     find_session,
     missing,
+    namespace_of,
     reading,
     run,
 )
@@ -75,7 +77,8 @@ class _Place:
     store: str
     user: str | None
     history: str | None
-    namespace: str
+    namespace: str | None
+    """The one that the user has named, until it is known where the processes are."""
 
 
 def say(
@@ -86,7 +89,7 @@ def say(
     key: Annotated[str | None, typer.Option(help="The same text with the same key is said once.")] = None,
     user: User = None,
     history: History = None,
-    namespace: Namespace = "turnwise",
+    namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """Store a text as the assistant's message, without asking a model. A busy session says it after its runs."""
@@ -110,7 +113,7 @@ def cancel(
     reason: Annotated[str, typer.Option(help="Why; the run's record has it.")] = "cancelled by the command line",
     user: User = None,
     history: History = None,
-    namespace: Namespace = "turnwise",
+    namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """Cancel a run, and wait until it has ended. The text of its answer so far is kept."""
@@ -135,7 +138,7 @@ def approve(
     ] = None,
     user: User = None,
     history: History = None,
-    namespace: Namespace = "turnwise",
+    namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """Approve a tool call that waits, or a run that is over its budget. The run goes on."""
@@ -150,7 +153,7 @@ def reject(
     reason: Annotated[str, typer.Option(help="Why; the model is told.")] = "",
     user: User = None,
     history: History = None,
-    namespace: Namespace = "turnwise",
+    namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """Reject a tool call that waits. The run goes on."""
@@ -163,7 +166,7 @@ def end(
     *,
     user: User = None,
     history: History = None,
-    namespace: Namespace = "turnwise",
+    namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """End a session: its runs are cancelled, and it takes no new ones. It can still be read, forked and deleted."""
@@ -185,7 +188,7 @@ def share(
     remove: Annotated[bool, typer.Option("--remove", help="Do not share it with this user any more.")] = False,
     user: User = None,
     history: History = None,
-    namespace: Namespace = "turnwise",
+    namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """Share a session with another user, change what a member may do, or remove a member."""
@@ -208,7 +211,7 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     user: User = None,
     history: History = None,
-    namespace: Namespace = "turnwise",
+    namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete a session for good. Its forks stay whole; long-term memories keep what they have of it."""
@@ -234,7 +237,7 @@ def fork(
     new_id: Annotated[str | None, typer.Option("--as", help="The id of the new session.")] = None,
     user: User = None,
     history: History = None,
-    namespace: Namespace = "turnwise",
+    namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a new session that continues a session after one of its turns; print its id."""
@@ -274,7 +277,7 @@ def schedule(
     ] = "enqueue",
     user: User = None,
     history: History = None,
-    namespace: Namespace = "turnwise",
+    namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """Have a session begin a run later: once, or again and again; print the schedule's key."""
@@ -304,7 +307,7 @@ def unschedule(
     *,
     user: User = None,
     history: History = None,
-    namespace: Namespace = "turnwise",
+    namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """Cancel a schedule for all times. A run that it has begun goes on."""
@@ -416,7 +419,9 @@ async def _acting(
     from turnwise.actors.cluster.ray_address import starts_own_ray
     from turnwise.actors.hosting.placement import Dedicated
 
-    settings: dict[str, Any] = {"placement": placement, "namespace": place.namespace}
+    if isinstance(placement, Dedicated) and not starts_own_ray():
+        place = await _in_ray(place)
+    settings: dict[str, Any] = {"placement": placement, "namespace": place.namespace or NAMESPACE}
     async with reading(place.store, place.history, live=True, **settings) as reader:
         session, run_id = await _find(reader, id, place.user, has_runs=may in ("cancel", "decide"))
         if starts_own_ray():  # so no process has the session or an engine of its runs, in a Ray or without one
@@ -440,7 +445,7 @@ async def _acting(
 
 
 @asynccontextmanager
-async def changing(store: str, namespace: str) -> AsyncIterator[AsyncSessionManager]:
+async def changing(store: str, namespace: str | None) -> AsyncIterator[AsyncSessionManager]:
     """Yield a manager that can change what belongs to no session, such as webhooks. It starts no process.
 
     Raises:
@@ -452,7 +457,7 @@ async def changing(store: str, namespace: str) -> AsyncIterator[AsyncSessionMana
     async with reading(store):
         pass  # it is there, and not encrypted
     if isinstance(placement, Dedicated):
-        _connect_ray()
+        place = await _in_ray(place)
     async with _opened(place, placement) as manager:
         yield manager
 
@@ -473,7 +478,8 @@ async def _opened(place: _Place, placement: Placement) -> AsyncIterator[AsyncSes
     from turnwise.actors.client.without_engine import NoEngine
 
     await _check_rivals(place.store, placement)
-    settings: dict[str, Any] = {"placement": placement, "namespace": place.namespace, "history_store": place.history}
+    settings: dict[str, Any] = {"placement": placement, "history_store": place.history}
+    settings["namespace"] = place.namespace or NAMESPACE
     async with AsyncSessionManager(place.store, engine=NoEngine(), overflow=None, **settings) as manager:
         yield manager
 
@@ -517,6 +523,12 @@ def _connect_ray() -> None:
 
     with progress("connect to Ray"):
         connect(logs=False)
+
+
+async def _in_ray(place: _Place) -> _Place:
+    """Connect to Ray, and return the place with the namespace in which that has the store's processes."""
+    _connect_ray()  # on the main thread, where Ray wants to be started
+    return replace(place, namespace=await asyncio.to_thread(namespace_of, place.store, place.namespace))
 
 
 async def _check_open_runs(session: AsyncSession, may: str, *, is_alone: bool = False) -> None:

@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli.common import AsJson, History, Namespace, OfAgent, Store, User, find_session, reading, run
+from turnwise.cli.common import (
+    NAMESPACE,
+    AsJson,
+    History,
+    Namespace,
+    OfAgent,
+    Store,
+    User,
+    find_session,
+    namespace_of,
+    reading,
+    run,
+)
 from turnwise.cli.output import note, one_line, print_json_line, write
 from turnwise.errors import ConfigError, OverloadedError, StoreError
 
@@ -50,7 +62,7 @@ def tail(
     user: User = None,
     agent: OfAgent = None,
     history: History = None,
-    namespace: Namespace = "turnwise",
+    namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """Print events as they come, until Ctrl+C: of one session across its runs, or of all sessions.
@@ -66,19 +78,22 @@ def tail(
     if unknown := [kind for kind in kinds or () if kind not in KINDS]:
         raise typer.BadParameter(f"there is no kind {unknown[0]!r}: {', '.join(KINDS)}", param_hint="--kind")
     query: dict[str, Any] = {"user": user, "agent": agent, "kinds": frozenset(kinds or ())}
-    place: dict[str, Any] = {"history": history, "namespace": namespace, "placement": placement_of_live_sessions()}
-    run(_tail(store, session, after, as_json=as_json, **query, **place))
+    place = place_of_live_sessions(store, namespace)
+    run(_tail(store, session, after, as_json=as_json, history=history, **query, **place))
 
 
-def placement_of_live_sessions() -> Placement | None:
-    """Connect to the Ray that RAY_ADDRESS names, and return by which placement its sessions answer; None without it."""
+def place_of_live_sessions(store: str, namespace: str | None) -> dict[str, Any]:
+    """Connect to the Ray that RAY_ADDRESS names; return where its sessions of a store answer.
+
+    Returns: `placement`, which is None without such a Ray, and `namespace`, for `reading`.
+    """
     if not os.environ.get("RAY_ADDRESS"):
-        return None
+        return {"placement": None, "namespace": namespace or NAMESPACE}
     from turnwise.actors.cluster.ray_runtime import connect
     from turnwise.actors.hosting.placement import Dedicated
 
     connect(logs=False)
-    return Dedicated()
+    return {"placement": Dedicated(), "namespace": namespace_of(store, namespace)}
 
 
 async def _tail(

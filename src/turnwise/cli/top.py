@@ -16,7 +16,7 @@ import typer
 
 from turnwise.cli.common import AsJson, History, Namespace, Store, reading, run
 from turnwise.cli.output import console, is_terminal, one_line, print_json_line
-from turnwise.cli.tail import placement_of_live_sessions
+from turnwise.cli.tail import place_of_live_sessions
 from turnwise.console.elements.text import number
 from turnwise.errors import StoreError
 
@@ -87,7 +87,7 @@ def top(
     every: Annotated[float, typer.Option(min=0.2, max=3600, help="How often it looks, in seconds.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Look once, for a second, and leave.")] = False,
     history: History = None,
-    namespace: Namespace = "turnwise",
+    namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what sessions do: runs, the queue, tokens a second, and the processes of the Ray that RAY_ADDRESS names.
@@ -95,7 +95,7 @@ def top(
     It only reads. The key q leaves. With --json, each look is a line of JSON.
     """
     is_live = is_terminal() and not once and not as_json
-    look_at = reading(store, history, namespace=namespace, live=not once, placement=placement_of_live_sessions())
+    look_at = reading(store, history, live=not once, **place_of_live_sessions(store, namespace))
     run(
         _live(look_at, store, every)
         if is_live

@@ -90,7 +90,7 @@ def add(
     key: Annotated[
         str | None, typer.Option(help="Repeated with the same key, it prints the webhook that it added first.")
     ] = None,
-    namespace: Namespace = "turnwise",
+    namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """Have a URL told of what happens; print the webhook's id, and its secret, which is shown nowhere else."""
@@ -121,7 +121,7 @@ def change(
     enable: Annotated[
         bool | None, typer.Option("--enable/--disable", help="Whether it is told of what happens from now on.")
     ] = None,
-    namespace: Namespace = "turnwise",
+    namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell another URL, or of other events; enable a webhook again, as after its receiver has answered 410."""
@@ -151,7 +151,7 @@ def rotate_secret(
     webhook: WebhookId,
     *,
     secret: Secret = None,
-    namespace: Namespace = "turnwise",
+    namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """Replace a webhook's secret; print the new one, which is shown nowhere else. For a day both sign."""
@@ -170,7 +170,7 @@ def remove(
     webhook: WebhookId,
     *,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    namespace: Namespace = "turnwise",
+    namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete a webhook for good, with its calls: what was not sent yet is not sent any more."""
@@ -230,7 +230,7 @@ def send_again(
         list[str] | None, typer.Argument(metavar="[CALL]...", help="Which failed calls; all of them if omitted.")
     ] = None,
     *,
-    namespace: Namespace = "turnwise",
+    namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """Send calls that were given up again, with the ids that they had, within a minute.

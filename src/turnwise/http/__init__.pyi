@@ -4,5 +4,6 @@ from turnwise.http.auth import (
     BearerTokens as BearerTokens,
     Identity as Identity,
 )
+from turnwise.http.problems import answer_errors as answer_errors
 from turnwise.http.service import Service as Service
 from turnwise.http.settings import HttpSettings as HttpSettings

@@ -211,14 +211,23 @@ def unauthorized_response() -> Response:
     return answer(body, {"WWW-Authenticate": "Bearer"})
 
 
-def install(app: FastAPI) -> None:
-    """Answer all errors of the app's native routes with problems."""
+def answer_errors(app: FastAPI) -> None:
+    """Answer turnwise's errors that leave the routes of an app, as the service does: with their status, as problems.
+
+    A problem is JSON of the type `application/problem+json` (RFC 9457). What may be tried again later has the header
+    `Retry-After`. Errors of the server, whose status is 500 or higher, are logged.
+    """
 
     @app.exception_handler(TurnwiseError)
     async def turnwise_error(request: Request, error: TurnwiseError) -> Response:
         if status_of(error) >= 500:  # noqa: PLR2004 - the server's fault
             _log.error("%s %s: %s", request.method, shown(request.url.path), error)
         return answer(problem_of(error), retry_after(error))
+
+
+def install(app: FastAPI) -> None:
+    """Answer all errors of the app's native routes with problems."""
+    answer_errors(app)
 
     @app.exception_handler(Unauthorized)
     async def unauthorized(request: Request, error: Unauthorized) -> Response:

@@ -23,7 +23,7 @@ Embedding = Callable[[Sequence[str]], Sequence[Sequence[float]] | Awaitable[Sequ
 
 _REFUSAL = re.compile(
     r"^\W*(i('m| am)( very| so)? sorry|sorry|i apologi[sz]e|unfortunately)?\W*(but )?(i|we)('m| am| are)? "
-    r"(can(no|')t|can not|won't|will not|unable to|not able to|must decline|have to decline)\b.{0,40}"
+    r"(can(no|')t|can not|won't|will not|unable to|not able to|must decline|have to decline)\b(?! wait).{0,40}"
     r"\b(help|assist|do that|provide|comply|answer|discuss|share|with th(at|is))",
     re.IGNORECASE,
 )
@@ -63,7 +63,9 @@ class Comparing:
         """
         normalise = self.normalise or normalised
         fields = different_fields(was.text, now.text) if is_json else None
-        is_same_text = not fields if fields is not None else normalise(was.text) == normalise(now.text)
+        is_same_text = was.text == now.text or (
+            not fields if fields is not None else normalise(was.text) == normalise(now.text)
+        )
         is_same_calls = call_sequence(was) == call_sequence(now)
         similarity = 1.0 if is_same_text else await self._similarity(was.text, now.text)
         changed: dict[str, Any] = {

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.actors.inference.attempt import Attempt, Ending
+from turnwise.actors.inference.attempt import Attempt, Ending, leave_behind
 from turnwise.actors.inference.engine import InferenceRunner, NewEvent, SessionView, ToolStandIn
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.engines.budget import price_at, priced
@@ -217,16 +217,22 @@ async def answer_turn(
     run.attempt = attempt = Attempt(run, callbacks, interval_s=_NEVER_S)
     config = resources.config
 
+    engine: asyncio.Task[Any] | None = None
+
     async def answer() -> Sequence[Any]:
+        nonlocal engine
+        engine = asyncio.current_task()
         return await runner.run(await callbacks.make_room(run), attempt)
 
     began = time.perf_counter()
-    work = asyncio.ensure_future(attempt.drive(answer, timeout_s=timeout_s, grace_s=config.cancel_grace_s))
     try:
-        ending = await asyncio.shield(work)
+        ending = await attempt.drive(answer, timeout_s=timeout_s, grace_s=config.cancel_grace_s)
     except asyncio.CancelledError:
-        run.request_cancel("the replay was cancelled", discard=False)
-        await work
+        attempt.close()
+        if engine is not None and not engine.done():
+            engine.cancel()
+            await asyncio.wait({engine}, timeout=config.cancel_grace_s)
+            leave_behind(engine)
         raise
     output = attempt.output(ending)
     ended, new, _ = run.with_output(output, conversation.session)

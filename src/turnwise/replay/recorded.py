@@ -112,7 +112,7 @@ async def recorded_turns(
             cache = BlockCache()
             spans = union(*(turn.spans for turn, *_ in read), *(turn.prompt for turn, *_ in read))
             cache.add_spans(spans, await read_blocks(store, spans))
-            made = _Page(store, session, cache, left_out, has_memories)
+            made = _Page(store, session, cache, left_out, _was_cleared(first[0][0], session.log), has_memories)
             yield [await made.turn(turn, run, place, is_selected=chosen) for turn, run, chosen, place in read]
 
 
@@ -173,6 +173,8 @@ class _Page:
     cache: BlockCache
     left_out: Spans
     """The blocks that were removed or forgotten since."""
+    was_cleared: bool
+    """Whether the session had turns before the first one that it has."""
     has_memories: bool
 
     async def turn(self, turn: TurnRecord, run: RunRecord, position: int, *, is_selected: bool) -> RecordedTurn:
@@ -184,8 +186,8 @@ class _Page:
                 turn = replace(turn, input=remaining)
                 await self._read(remaining)
                 inexact.append("it lacks what was removed or forgotten since")
-        if is_selected and _has_cleared(self.cache.read(turn.input)):
-            inexact.append("it lacks blocks of turns that were deleted")
+        if self.was_cleared or (is_selected and _has_cleared(self.cache.read(turn.input))):
+            inexact.append("it may lack what it had of turns that were cleared since")
         text = turn.metadata.get(RECALLED)
         if text is None and self.has_memories and run.memory != "off":
             inexact.append("it may lack what memories recalled, which was not kept: see MemoryConfig.keep_recalled")
@@ -204,6 +206,11 @@ class _Page:
         if missing := self.cache.missing(spans):
             self.cache.add_spans(missing, await read_blocks(self.store, missing))
         return self.cache.read(spans)
+
+
+def _was_cleared(first: TurnRecord, log: str) -> bool:
+    """Return whether turns may have come before the first one that is stored; a fork begins with one of another log."""
+    return first.index > 0 and all(span.log == log for span in first.prompt)
 
 
 def _has_cleared(blocks: Iterable[AnyBlock]) -> bool:

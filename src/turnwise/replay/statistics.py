@@ -149,6 +149,7 @@ class Summing:
         changes = [Metric(name, "rate", title, has_record=False) for name, (title, _) in CHANGES.items()]
         grades = [Metric(name, "grade", name, has_record=False) for name in graders]
         self._metrics = [*amounts, *rates, *changes, *grades]
+        self._readers = [_reader(metric) for metric in self._metrics]
         self._seed = seed
         self._groups: dict[str, _Rows] = {}
         self._turns: dict[str, int] = {}
@@ -157,7 +158,7 @@ class Summing:
 
     def add(self, replay: TurnReplay) -> None:
         """Add the record of a turn."""
-        values = np.array([_values(metric, replay) for metric in self._metrics], dtype=float).ravel()
+        values = np.array([number for read in self._readers for number in _values(*read(replay))])
         self._inexact += bool(replay.inexact)
         self._has_floor = self._has_floor or replay.floor is not None
         for name in ("", *self._group_names(replay)):
@@ -228,7 +229,10 @@ class _Rows:
             self._fold()
         place = _bucket(place) if self._is_folded else place
         row = self.sums.get(place)
-        self.sums[place] = values if row is None else row + values
+        if row is None:
+            self.sums[place] = values.copy()
+        else:
+            row += values
         if len(self.sums) > MOST_DRAWN:
             self._fold()
 
@@ -237,7 +241,10 @@ class _Rows:
         for place, values in rows.items():
             bucket = _bucket(place)
             row = self.sums.get(bucket)
-            self.sums[bucket] = values if row is None else row + values
+            if row is None:
+                self.sums[bucket] = values
+            else:
+                row += values
 
 
 def _bucket(place: tuple[str, str] | int) -> int:
@@ -248,33 +255,44 @@ _WIDTH = 8
 """How many numbers `_values` returns for each measure."""
 
 
-def _values(metric: Metric, replay: TurnReplay) -> list[float]:
+_Read = Callable[[TurnReplay], tuple[float | None, float | None, float | None]]
+"""Returns a measure of the recorded answer, of the new one, and of the recorded engine's; None where it is missing."""
+
+
+def _reader(metric: Metric) -> _Read:
+    name = metric.name
+    if metric.kind == "grade":
+        return lambda replay: (0.0, replay.grades.get(name), replay.floor_grades.get(name))
+    if name in CHANGES:
+        of_change = CHANGES[name][1]
+
+        def read_changes(replay: TurnReplay) -> tuple[float | None, float | None, float | None]:
+            floor_change = replay.floor_change
+            return 0.0, of_change(replay.change), None if floor_change is None else of_change(floor_change)
+
+        return read_changes
+    of_answer = (AMOUNTS.get(name) or RATES[name])[1]
+
+    def read_answers(replay: TurnReplay) -> tuple[float | None, float | None, float | None]:
+        was = of_answer(replay.recorded) if metric.has_record else 0.0
+        return was, of_answer(replay.answer), of_answer(replay.floor) if replay.floor else None
+
+    return read_answers
+
+
+_NONE = (0.0, 0.0, 0.0)
+
+
+def _values(was: float | None, now: float | None, floor: float | None) -> tuple[float, ...]:
     """Return, for each pair of recorded and new, of recorded and floor, its count and sums; then sums of floor and new.
 
     What no record has counts as 0 there.
     """
-    was, now, floor = _of_answers(metric, replay)
-    if not metric.has_record:
-        was = 0.0
-    pair = [1.0, was, now] if was is not None and now is not None else [0.0, 0.0, 0.0]
-    chance = [1.0, was, floor] if was is not None and floor is not None else [0.0, 0.0, 0.0]
-    above = [floor, now] if floor is not None and now is not None else [0.0, 0.0]
-    return [*pair, *chance, *above]
-
-
-def _of_answers(metric: Metric, replay: TurnReplay) -> tuple[float | None, float | None, float | None]:
-    name = metric.name
-    if metric.kind == "grade":
-        return None, replay.grades.get(name), replay.floor_grades.get(name)
-    if name in CHANGES:
-        read_change = CHANGES[name][1]
-        return (
-            None,
-            read_change(replay.change),
-            None if replay.floor_change is None else read_change(replay.floor_change),
-        )
-    read = (AMOUNTS.get(name) or RATES[name])[1]
-    return read(replay.recorded), read(replay.answer), read(replay.floor) if replay.floor else None
+    pair = (1.0, was, now) if was is not None and now is not None else _NONE
+    if floor is None:
+        return (*pair, *_NONE, 0.0, 0.0)
+    chance = (1.0, was, floor) if was is not None else _NONE
+    return (*pair, *chance, floor, now) if now is not None else (*pair, *chance, 0.0, 0.0)
 
 
 def _drawn(sums: np.ndarray[Any, Any], seed: int) -> np.ndarray[Any, Any]:

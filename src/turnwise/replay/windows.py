@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.engines.budget import price_at, priced
 from turnwise.actors.session.window.compaction_tasks import Compactor, Preparation
 from turnwise.errors import CompactionError, InvalidInputError
 from turnwise.memory.conversation.blocks import Recalled
@@ -89,7 +91,7 @@ class Windows:
         raise CompactionError(self._conversation.view.session_id, name, why) from failure
 
     def _bill(self, usage: Usage, model: str | None, kind: SpentOn = "summary") -> None:
-        self.spent += usage
+        self.spent += priced(usage, price_at(self._compactor.config.prices, model or "", time.time()))
 
 
 def check_strategy(strategy: OverflowStrategy) -> None:

@@ -68,9 +68,7 @@ class Lines:
 
     def add(self, replays: Sequence[TurnReplay]) -> None:
         """Write records."""
-        self._file.writelines(
-            f"{json.dumps(row_of(replay), ensure_ascii=False, default=plain_value)}\n" for replay in replays
-        )
+        self._file.writelines(f"{json.dumps(row_of(replay), default=plain_value)}\n" for replay in replays)
 
 
 def plain_value(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import shlex
 import signal
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli.common import STORE, AsJson, Command, Namespace, check_free, joined, no_session
+from turnwise.cli.common import STORE, AsJson, Command, Namespace, check_free, imported, joined, no_session
 from turnwise.cli.output import console
 from turnwise.errors import ConfigError, NotFoundError, SessionNotFoundError
 from turnwise.memory.stores.urls import redact, resolve_url
@@ -77,7 +76,7 @@ def chat(
     demo: Annotated[
         bool, typer.Option("--demo", help="Where OPENAI_API_KEY is not set, simulate a model: no key, no network.")
     ] = False,
-    namespace: Namespace = "turnwise",
+    namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
     """Talk with a model. Answers stream. Ctrl+C stops an answer and keeps its text; pressed twice, it leaves.
@@ -142,12 +141,7 @@ def _tools(path: str) -> list[Any]:
     """Return the tool at an import path, or the tools of a list, such as `mcp_tools` returns."""
     from turnwise.actors.inference.tools.tool import Tool
 
-    module, _, name = path.partition(":")
-    try:
-        value = getattr(importlib.import_module(module), name)
-    except Exception as error:  # a module may raise anything
-        reason = f"it cannot be imported ({type(error).__name__}: {error}): is its folder in PYTHONPATH?"
-        raise ConfigError("--tool", path, reason) from error
+    value = imported("--tool", path)
     tools = value if isinstance(value, list) else [value]
     for tool in tools:
         if not isinstance(tool, Tool):
@@ -164,7 +158,7 @@ def _talk(
     create: bool,
     user: str | None,
     memory: str | None,
-    namespace: str,
+    namespace: str | None,
     as_json: bool,
     is_kept: bool,
 ) -> int:
@@ -203,7 +197,9 @@ def _talk(
     return code
 
 
-def _manager(store: str, engine: EngineBuilder, key: SessionKey | None, memory: str | None, ns: str) -> SessionManager:
+def _manager(
+    store: str, engine: EngineBuilder, key: SessionKey | None, memory: str | None, named: str | None
+) -> SessionManager:
     """Join Ray if there is one, and open the store."""
     from turnwise.actors.client.blocking.manager import SessionManager
 
@@ -212,8 +208,8 @@ def _manager(store: str, engine: EngineBuilder, key: SessionKey | None, memory: 
         from turnwise.memory.longterm.lexical import LexicalMemory
 
         memories = [LexicalMemory(memory)]
-    placement = joined(ns, store, key)
-    return SessionManager(store, engine=engine, memory=memories, placement=placement, namespace=ns)
+    placement, namespace = joined(named, store, key)
+    return SessionManager(store, engine=engine, memory=memories, placement=placement, namespace=namespace)
 
 
 def _open(manager: SessionManager, session_id: str | None, create: bool, user: str | None) -> tuple[Session, bool]:

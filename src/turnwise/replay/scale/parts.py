@@ -170,14 +170,14 @@ class Part:
 
     def add(self, key: SessionKey, index: int, replay: TurnReplay) -> None:
         """Write the record of a turn: it survives the end of this process."""
-        line = self._write(json.dumps(row_of(replay), ensure_ascii=False, default=plain_value))
+        line = self._write(json.dumps(row_of(replay), default=plain_value))
         self._lines.setdefault(key, {})[index] = line
         self.spent += spent_on(replay)
         self.failed += replay.answer.status == "failed"
 
     def end(self, key: SessionKey, unreadable: str | None = None) -> None:
         """Write that all selected turns of a conversation have records, or why it cannot be read."""
-        self._write(json.dumps({**key._asdict(), _END: True, _WHY: unreadable}, ensure_ascii=False))
+        self._write(json.dumps({**key._asdict(), _END: True, _WHY: unreadable}))
         self._ended[key] = unreadable
 
     def _write(self, text: str) -> _Line:
@@ -212,7 +212,7 @@ class Part:
         self._folder.mkdir(parents=True, exist_ok=True)
         unreadable = [[each.session_id, each.user_id, each.why] for each in self.unreadable]
         facts = {"turns": self.turns, "failed": self.failed, "usage": plain(self.spent), "unreadable": unreadable}
-        _write_whole(self._folder / f"{self._name}{_FACTS}", iter([json.dumps(facts, ensure_ascii=False).encode()]))
+        _write_whole(self._folder / f"{self._name}{_FACTS}", iter([json.dumps(facts).encode()]))
         places = _write_whole(self.path, self._copied(order))
         lines = [(key, index) for key in order for index in sorted(self._lines.get(key, ()))]
         for (key, index), (start, length) in zip(lines, places, strict=True):

@@ -115,7 +115,7 @@ async def write_plan(folder: Path, sessions: AsyncIterator[Planned], settings: M
 
 
 def _write_line(file: TextIO, value: Any) -> None:
-    file.write(json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n")
+    file.write(json.dumps(value, separators=(",", ":")) + "\n")
 
 
 def sync_folder(folder: Path) -> None:

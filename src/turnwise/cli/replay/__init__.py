@@ -1,0 +1,4 @@
+"""`turnwise replay`: `command.py` has the command.
+
+Only `commands.py` imports from here.
+"""

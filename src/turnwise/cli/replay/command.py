@@ -1,0 +1,196 @@
+"""The command `replay`: stored turns are answered anew by another engine, and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from turnwise.cli.common import FAILED, AsJson, History, OfAgent, OfUser, Store, imported, reading, run
+from turnwise.cli.output import Cell, Column, note, print_json, print_table, progress, write
+from turnwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from turnwise.replay.run import Replay
+    from turnwise.replay.statistics import Interval, MetricSummary, Summary
+
+_PATH = "module:object"
+
+
+def replay(
+    store: Store,
+    *,
+    engine: Annotated[
+        str | None, typer.Option(metavar=_PATH, help="The engine that answers: an object of a module in PYTHONPATH.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="In place of --engine: a model behind OpenAI's API.")] = None,
+    floor: Annotated[
+        str | None, typer.Option(metavar=_PATH, help="The recorded engine, to ask it again: what differs by chance.")
+    ] = None,
+    overflow: Annotated[
+        str | None, typer.Option(metavar=_PATH, help="An overflow strategy that makes the windows anew.")
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option(metavar=_PATH, help="A SessionConfig with prices and the model's window.")
+    ] = None,
+    grader: Annotated[
+        list[str] | None, typer.Option(metavar=_PATH, help="Grades answers; may be given several times.")
+    ] = None,
+    session: Annotated[
+        list[str] | None, typer.Option(metavar="SESSION", help="Only this session; may be given several times.")
+    ] = None,
+    user: OfUser = None,
+    agent: OfAgent = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Only turns whose runs had this label.")
+    ] = None,
+    since: Annotated[str | None, typer.Option(help="Only turns of this day or later, in UTC: 2026-11-29.")] = None,
+    until: Annotated[str | None, typer.Option(help="Only turns of this day or before.")] = None,
+    sample: Annotated[int | None, typer.Option(min=1, help="How many turns, chosen at random; all if omitted.")] = None,
+    seed: Annotated[int, typer.Option(help="Chooses the sample, and draws the intervals.")] = 0,
+    forward: Annotated[
+        bool, typer.Option("--forward", help="Later turns continue the answers of the replay, not the recorded ones.")
+    ] = False,
+    otherwise: Annotated[
+        Literal["stop", "read", "error"],
+        typer.Option(
+            "--tools",
+            help="What becomes of a tool call that the record does not answer: the turn stops; tools that only read are"
+            " called; or the model gets an error.",
+        ),
+    ] = "stop",
+    at_once: Annotated[int, typer.Option(min=1, help="How many conversations are replayed at the same time.")] = 8,
+    timeout_s: Annotated[
+        float | None, typer.Option("--timeout", help="How long an answer may take, in seconds.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A folder for report.html and turns.jsonl.")] = None,
+    parquet: Annotated[bool, typer.Option("--parquet", help="With --out: write turns.parquet, too.")] = False,
+    fail_if: Annotated[str | None, typer.Option(help="When to exit with 1: 'cost > 1.1x or refusals > +1%'.")] = None,
+    history: History = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answer stored turns anew by another engine, and compare. Nothing is written to the store, and no tool acts."""
+    from turnwise.replay.selecting import Selection
+    from turnwise.replay.tools import RecordedTools
+
+    options: dict[str, Any] = {
+        "select": Selection(
+            user_id=user,
+            agent=agent,
+            sessions=tuple(session or ()),
+            labels=_labels(label or ()),
+            since=_start_of(since, "--since"),
+            until=_start_of(until, "--until", days=1),
+            sample=sample,
+            seed=seed,
+        ),
+        "engine": _engine(engine, model),
+        "floor": floor and imported("--floor", floor),
+        "overflow": overflow and imported("--overflow", overflow),
+        "config": config and imported("--config", config),
+        "graders": [imported("--grader", path) for path in grader or ()],
+        "tools": RecordedTools(otherwise=otherwise),
+        "forward": forward,
+        "at_once": at_once,
+        "timeout_s": timeout_s,
+        "seed": seed,
+        "out": out,
+        "parquet": parquet,
+        "fail_if": fail_if,
+    }
+    result = run(_replay(store, history, options))
+    if as_json:
+        print_json({"summary": result.summary, "files": result.files, "failed": result.failed})
+    else:
+        _print(result)
+    if result.failed:
+        note(f"failed, since {' and '.join(result.failed)}")
+        raise typer.Exit(FAILED)
+
+
+async def _replay(store: str, history: str | None, options: Mapping[str, Any]) -> Replay:
+    from turnwise.replay.run import replay as replay_turns
+
+    async with reading(store, history) as manager:
+        with progress("replay", options["select"].sample) as show:
+            return await replay_turns(manager, progress=show, **options)
+
+
+def _engine(path: str | None, model: str | None) -> Any:
+    if path and model:
+        raise typer.BadParameter("give this or --engine", param_hint="--model")
+    if path:
+        return imported("--engine", path)
+    if model is None:
+        raise typer.BadParameter("give this or --model", param_hint="--engine")
+    from turnwise.actors.inference.openai.engine import OpenAIEngine
+
+    return OpenAIEngine(model)
+
+
+def _labels(texts: list[str] | tuple[()]) -> dict[str, str]:
+    labels: dict[str, str] = {}
+    for text in texts:
+        name, is_label, value = text.partition("=")
+        if not is_label or not name:
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--label")
+        labels[name] = value
+    return labels
+
+
+def _start_of(day: str | None, option: str, *, days: int = 0) -> float | None:
+    """Return when a day begins, or the one after so many days, in seconds since the epoch."""
+    if day is None:
+        return None
+    try:
+        start = datetime.combine(date.fromisoformat(day), time(), UTC)
+    except ValueError:
+        raise ConfigError(option, day, "is no day: write 2026-11-29") from None
+    return start.timestamp() + days * 86_400
+
+
+def _print(result: Replay) -> None:
+    summary = result.summary
+    columns = [Column(""), *(Column(name, right=True) for name in ("recorded", "asked again", "new", "change"))]
+    rows = [_row(metric, summary) for metric in summary.all.metrics.values() if _is_shown(metric)]
+    print_table([*columns, Column("95 % interval")], rows)
+    write(f"{summary.turns} turns of {summary.conversations} conversations")
+    if summary.inexact:
+        write(f"The requests of {summary.inexact} turns may differ from the recorded ones.")
+    for kind, path in result.files.items():
+        write(f"{kind}: {path}")
+
+
+def _is_shown(metric: MetricSummary) -> bool:
+    return bool(metric.turns) and any((metric.recorded, metric.replayed, metric.floor, metric.kind == "grade"))
+
+
+def _row(metric: MetricSummary, summary: Summary) -> list[Cell]:
+    is_ratio = metric.kind == "amount" and metric.ratio.value is not None
+    change = metric.ratio if is_ratio else metric.change
+    has_change = metric.recorded is not None
+
+    def shown(value: float | None, *, is_change: bool = False) -> str:
+        if value is None:
+            return ""
+        if is_change and is_ratio:
+            return f"{value:.2f}x"
+        sign = "+" if is_change and has_change else ""
+        return f"{value:{sign}.1%}" if metric.kind == "rate" else f"{value:{sign}.4g}"
+
+    def bounds(interval: Interval) -> str:
+        if interval.low is None:
+            return ""
+        return f"{shown(interval.low, is_change=True)} to {shown(interval.high, is_change=True)}"
+
+    return [
+        metric.title,
+        shown(metric.recorded),
+        shown(metric.floor) if summary.has_floor else "",
+        shown(metric.replayed),
+        shown(change.value, is_change=True) if has_change else "",
+        bounds(change),
+    ]

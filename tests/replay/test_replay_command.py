@@ -1,0 +1,66 @@
+"""`turnwise replay`: what it prints and writes, and how it fails."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer import testing
+
+from turnwise import EchoEngine, InProcess, SessionManager
+from turnwise.cli import app
+
+ENGINES = """
+from turnwise import EchoEngine
+from turnwise.engines import FunctionEngine
+from turnwise.replay import FunctionGrader
+
+echo = EchoEngine()
+new = FunctionEngine(lambda turn: "something quite different")
+length = FunctionGrader("length", lambda turn, answer: len(answer.text))
+"""
+
+
+def turnwise(*words: str) -> testing.Result:
+    """Carry out a command in this process, without a terminal."""
+    return testing.CliRunner().invoke(app, words)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    url = f"sqlite:///{tmp_path}/chats.db"
+    with SessionManager(url, engine=EchoEngine(), placement=InProcess()) as manager:
+        for name in ("one", "two"):
+            chat = manager.open(name, user_id="ann", agent="help")
+            for prompt in ("Hello.", "And now?"):
+                chat.run(prompt, labels={"channel": "mail"}).wait()
+    return url
+
+
+def test_the_command_replays_prints_and_writes(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_engines.py").write_text(ENGINES, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    options = ["--engine", "my_engines:new", "--floor", "my_engines:echo", "--grader", "my_engines:length"]
+    done = turnwise(
+        "replay", store, *options, "--out", str(tmp_path / "report"), "--user", "ann", "--label", "channel=mail"
+    )
+    assert done.exit_code == 0, done.stderr
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    (different,) = [row for row in rows if row[0] == "different answers"]
+    assert different[2:4] == ["0.0%", "100.0%"]
+    assert any(row[0] == "length" for row in rows)
+    assert "4 turns of 2 conversations" in done.stdout
+    assert (tmp_path / "report/report.html").exists()
+    failed = turnwise("replay", store, "--engine", "my_engines:new", "--fail-if", "different > 20%", "--json")
+    assert failed.exit_code == 1
+    assert json.loads(failed.stdout)["failed"] == ["different > 20%"]
+    assert "different > 20%" in failed.stderr
+    for words, said in (
+        (["--engine", "my_engines:none"], "PYTHONPATH"),
+        (["--engine", "my_engines:new", "--session", "three"], "three"),
+        (["--engine", "my_engines:new", "--since", "monday"], "2026-11-29"),
+        ([], "--engine"),
+        (["--engine", "my_engines:new", "--label", "mail"], "NAME=VALUE"),
+    ):
+        refused = turnwise("replay", store, *words)
+        assert refused.exit_code in (1, 2)
+        assert said in refused.stderr

@@ -44,6 +44,7 @@ import window
 from engines import process_of
 from harness import ProcessorTime, Samples, Table, counted_calls, end_process, prompt_of, retire
 from long_term import forgetting, remembering
+from replaying import measure as replaying
 from stored.sql_traffic import listening
 from turnwise import (
     EchoEngine,
@@ -112,6 +113,7 @@ class Scale:
     due: int
     idle_minutes: float
     agents: int
+    replayed: int
 
 
 FULL = Scale(
@@ -146,6 +148,7 @@ FULL = Scale(
     due=400,
     idle_minutes=2.0,
     agents=50,
+    replayed=100_000,
 )
 QUICK = Scale(
     rounds=5,
@@ -179,6 +182,7 @@ QUICK = Scale(
     due=20,
     idle_minutes=0.02,
     agents=3,
+    replayed=200,
 )
 
 
@@ -738,6 +742,11 @@ class Bench:
         """Measure search, and what it adds to a turn."""
         searching.measure(self.table, messages=self.scale.messages, rounds=self.scale.searches)
 
+    def replay(self) -> None:
+        """Measure replays of many stored sessions by an instant model, on Ray Data."""
+        cache = Path(__file__).parents[2] / ".cache" / "replay"
+        replaying.measure(self.table, self.folder, cache, sessions=self.scale.replayed)
+
     def packed(self) -> None:
         """Measure the capacity and speed of packed hosts, and their recovery after a kill."""
         scale, manage = self.scale, packing.manage_in(self.folder, NAMESPACE)
@@ -900,6 +909,7 @@ PARTS: dict[str, Callable[[Bench], object]] = {
     "forgetting": Bench.forgetting,
     "deliveries": Bench.deliveries,
     "search": Bench.search,
+    "replay": Bench.replay,
     "packed": Bench.packed,
     "visits": Bench.visits,
     "http": Bench.http,

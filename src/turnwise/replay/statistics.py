@@ -156,6 +156,13 @@ class Summing:
         self._inexact = 0
         self._has_floor = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_readers"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._readers = [_reader(metric) for metric in self._metrics]
+
     def add(self, replay: TurnReplay) -> None:
         """Add the record of a turn."""
         values = np.array([number for read in self._readers for number in _values(*read(replay))])

@@ -30,6 +30,7 @@ from typing import Any, Literal
 
 # Ray reads these when it is imported: send no statistics, and do not report the actors that are killed on purpose.
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - as Ray spells it; otherwise its workers get less than lower bounds
 os.environ |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
 
 import openai

@@ -398,7 +398,8 @@ def test_a_damaged_session_is_named_and_others_are_replayed(tmp_path: Path) -> N
 
 
 def test_turns_and_sessions_that_come_later_are_not_replayed(talked: str, tmp_path: Path) -> None:
-    replayed(talked, tmp_path, scale=AtScale(budget=Budget(calls=3)), at_once=1)
+    replayed(talked, tmp_path, scale=AtScale(budget=Budget(tokens=40)), at_once=1)
+    assert len(ASKED) == 3
     with opened(talked) as manager:
         manager.open("s0", user_id="user-0").run("later").wait()
         manager.open("late", user_id="user-0").run("later").wait()

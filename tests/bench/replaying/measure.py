@@ -39,7 +39,7 @@ async def read(path: Path, sessions: int) -> float:
 
 
 class Memory:
-    """The memory of this process and of those of the replay, when it is so far for the first time."""
+    """The most memory of this process and of a worker so far, when the replay has come to some points."""
 
     def __init__(self) -> None:
         self.at: dict[float, int] = {}
@@ -54,9 +54,9 @@ class Memory:
 
 
 def _memory_bytes() -> int:
-    """Return the resident memory of this process and of Ray Data's workers."""
+    """Return the resident memory of this process and of Ray Data's largest worker: they do not begin at the same time."""
     pids = [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if _is_worker(path)]
-    return sum(map(_resident_bytes, ["self", *pids]))
+    return _resident_bytes("self") + max(map(_resident_bytes, pids), default=0)
 
 
 def _is_worker(path: Path) -> bool:

@@ -120,7 +120,7 @@ class Pace:
         self._settled += tally
         self.count(tally)
         if self._requests:
-            self._requests.use(tally.usage.calls - 1)
+            self._requests.use(max(1, tally.usage.calls) - 1)  # engines need not count calls
         if self._tokens:
             self._tokens.use(_tokens_of(tally.usage) - permit.tokens)
 

@@ -7,6 +7,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,7 +41,7 @@ class WorkerProcess:
 class _Process:
     def __init__(self, settings: WorkerProcess) -> None:
         collect_rarely()
-        self._lock = join(settings.job.folder)
+        self._folder = settings.job.folder
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="turnwise-replay", daemon=True).start()
         self._worker: Future[ChunkWorker] = Future()
@@ -49,7 +50,8 @@ class _Process:
     def replay(self, number: int) -> bytes:
         """Return the receipt of a chunk, pickled."""
         worker = self._worker.result()
-        receipt = asyncio.run_coroutine_threadsafe(worker.replay(number), self._loop).result()
+        with closing(join(self._folder)):
+            receipt = asyncio.run_coroutine_threadsafe(worker.replay(number), self._loop).result()
         return pickle.dumps(receipt)
 
     async def _serve(self, settings: WorkerProcess) -> None:

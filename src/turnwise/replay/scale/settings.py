@@ -11,7 +11,7 @@ from turnwise.actors.session.engines.budget import Budget
 from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.conversation.usage import Usage
 
-BUDGETED = ("tokens", "calls", "cost")
+BUDGETED = ("tokens", "cost")
 """The limits of a `Budget` that a replay has."""
 
 
@@ -54,7 +54,7 @@ class AtScale:
     """How many tokens requests and answers have in a minute, over all processes. A turn counts as many as turns had so
     far, on average, until it has ended."""
     budget: Budget | None = None
-    """`cost`, `tokens` or `calls` after which no further turn is asked; turns that are being asked end. They are what it
+    """`cost` or `tokens` after which no further turn is asked; turns that are being asked end. They are what it
     is exceeded by: at most `at_once` turns in each process. A later replay with a higher budget goes on."""
     retries: int = 5
     """How often a turn is asked again if the provider is away or refuses for now, after the engine's own retries. If that

@@ -129,6 +129,7 @@ class ChunkWorker:
                 await asyncio.to_thread(part.close)
         if self._job.parquet and part.is_done:
             await asyncio.to_thread(write_parquet, part.path, part.path.with_suffix(".parquet"))
+        await self._permits.report()
         return sums.receipt(part)
 
     def _opened(self, number: int) -> tuple[Part, list[Planned], ChunkSums]:

@@ -263,7 +263,9 @@ with SessionManager(url, engine=EchoEngine(), placement=InProcess()) as manager:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_process_that_is_killed_twice_asks_each_turn_once_but_for_those_in_flight(talked: str, tmp_path: Path, seed: int) -> None:
+def test_a_process_that_is_killed_twice_asks_each_turn_once_but_for_those_in_flight(
+    talked: str, tmp_path: Path, seed: int
+) -> None:
     dice, log = random.Random(seed), tmp_path / "asked.txt"
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
@@ -383,8 +385,10 @@ def test_a_damaged_session_is_named_and_others_are_replayed(tmp_path: Path) -> N
     with engine.begin() as connection:
         run_id = connection.execute(sa.text("select run_id from turnwise_runs order by run_id limit 1")).scalar_one()
         session = connection.execute(
-            sa.text("select session_id from turnwise_sessions where key ="
-                " (select session from turnwise_runs where run_id = :run)"),
+            sa.text(
+                "select session_id from turnwise_sessions where key ="
+                " (select session from turnwise_runs where run_id = :run)"
+            ),
             {"run": run_id},
         ).scalar_one()
         connection.execute(sa.text("update turnwise_runs set state = 'odd' where run_id = :run"), {"run": run_id})

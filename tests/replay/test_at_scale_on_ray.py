@@ -20,7 +20,9 @@ from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.usage import Usage
 from turnwise.replay import AtScale, Progress, replay
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.data", "ignore::DeprecationWarning:ray.data.context")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning:ray.data", "ignore::DeprecationWarning:ray.data.context"
+)
 """Ray Data warns of its own settings."""
 
 SESSIONS, TURNS = 12, 3
@@ -89,9 +91,7 @@ def test_workers_on_ray_find_the_same_and_survive_the_death_of_one(
     assert (progress[-1].expected_turns, progress[-1].failed) == (SESSIONS * TURNS, 0)
 
 
-async def test_a_replay_on_ray_that_is_cancelled_or_out_of_budget_goes_on(
-    ray_session: Any, tmp_path: Path
-) -> None:
+async def test_a_replay_on_ray_that_is_cancelled_or_out_of_budget_goes_on(ray_session: Any, tmp_path: Path) -> None:
     url, log, out = f"sqlite:///{tmp_path}/chats.db", tmp_path / "asked.txt", tmp_path / "out"
     async with AsyncSessionManager(url, engine=EchoEngine(), placement=InProcess()) as manager:
         for session in range(SESSIONS):

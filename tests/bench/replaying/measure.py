@@ -92,9 +92,7 @@ def measure(table: Table, folder: Path, cache: Path, *, sessions: int) -> None:
 
     floors = [asyncio.run(read(path, sample))]
     memory = Memory()
-    on_ray = speed(
-        lambda: _replay(path, folder / "on-ray", AtScale(on_ray=True, workers=CORES, progress=memory))
-    )
+    on_ray = speed(lambda: _replay(path, folder / "on-ray", AtScale(on_ray=True, workers=CORES, progress=memory)))
     floors.append(asyncio.run(read(path, sample)))
     floor = sum(floors) / len(floors)
     table.line(f"{title}: read by one process", result=f"{floor:,.0f} turns/s")

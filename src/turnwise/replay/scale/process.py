@@ -6,7 +6,7 @@ import asyncio
 import pickle
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -48,10 +48,15 @@ class _Process:
         self._serving = asyncio.run_coroutine_threadsafe(self._serve(settings), self._loop)
 
     def replay(self, number: int) -> bytes:
-        """Return the receipt of a chunk, pickled."""
+        """Return the receipt of a chunk, pickled; nothing if the replay was cancelled."""
         worker = self._worker.result()
+        if worker.is_cancelled:
+            return b""
         with closing(join(self._folder)):
-            receipt = asyncio.run_coroutine_threadsafe(worker.replay(number), self._loop).result()
+            try:
+                receipt = asyncio.run_coroutine_threadsafe(worker.replay(number), self._loop).result()
+            except CancelledError:
+                return b""
         return pickle.dumps(receipt)
 
     async def _serve(self, settings: WorkerProcess) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from turnwise.actors.client.services.stored_conversations import StoredConversations
 from turnwise.actors.hosting.identity import identity
 from turnwise.actors.hosting.store_object import StoreObject
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, StoreError
 from turnwise.replay.records import TurnReplay
 from turnwise.replay.replaying import Work
 from turnwise.replay.scale.pace import CANCELLED, LocalPace, Pace, PaceCalls, Permits, Tally
@@ -267,7 +267,9 @@ async def _on_ray(
     def iterate() -> None:
         try:
             for data in results_on_ray(process, numbers, workers=scale.workers or processors()):
-                tell(pickle.loads(data))
+                if not data:
+                    raise StoreError("the replay's processes lost each other: run it again; no answer is lost")
+                tell(pickle.loads(data))  # noqa: S301 - from a process of this replay
             tell(None)
         except Exception as error:  # noqa: BLE001 - the loop raises it
             tell(error)

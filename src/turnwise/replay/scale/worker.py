@@ -70,6 +70,11 @@ class ChunkWorker:
         self._tasks: set[asyncio.Task[Any]] = set()
         """The chunks that are being replayed."""
 
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the replay was cancelled, or the process that adds up has ended."""
+        return self._permits.stopped == CANCELLED
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[ChunkWorker]:
         """Report and write through what comes, until the block ends."""
@@ -90,7 +95,7 @@ class ChunkWorker:
                 await self._permits.report()
             except Exception:  # noqa: BLE001 - the process that adds up has ended, so this one asks nothing more
                 self._permits.stopped = CANCELLED
-            if self._permits.stopped == CANCELLED:
+            if self.is_cancelled:
                 for task in self._tasks:
                     task.cancel()
 

@@ -302,8 +302,8 @@ class ReplayChangedError(InvalidInputError):
     """A replay cannot go on in a folder where it was begun with other settings; nothing was asked."""
 
     message = (
-        "the replay in {folder!r} was begun with other settings; these differ: {names}. Use the same ones to go on with "
-        "it, another folder as out=, or AtScale(anew=True), which deletes its records"
+        "the replay in {folder!r} was begun with other settings; these differ: {names}. Use the same ones to go on "
+        "with it, another folder as out=, or AtScale(anew=True), which deletes its records"
     )
     folder: str
     names: str
@@ -830,7 +830,10 @@ class ToolAbortError(EngineError):
 
 
 class ProviderAwayError(EngineError):
-    """The provider cannot be reached, is overloaded, or allows no more requests now; the run fails with the code `away`."""
+    """The provider cannot be reached, is overloaded, or allows no more requests now.
+
+    The run fails with the code `away`.
+    """
 
 
 class ReplayStoppedError(EngineError):

@@ -138,15 +138,12 @@ def test_a_second_call_asks_nothing_and_finds_the_same(talked: str, tmp_path: Pa
     assert rows(tmp_path) == before
 
 
-STEPS = "append to the journal", "append a half line", "write a part", "rename a part", "delete a journal"
-
-
 @contextmanager
 def killed_at(number: int) -> Iterator[Callable[[], int]]:
     """Kill the replay before, or in the middle of, the change of the folder with this number; yield their count."""
     count = 0
     is_dead = False
-    write, whole, unlink, rename = os.write, parts._write_whole, Path.unlink, Path.rename
+    write, whole, unlink, rename = os.write, parts.write_whole, Path.unlink, Path.rename
     real_close = parts.Part.close
 
     def step() -> bool:
@@ -179,11 +176,11 @@ def killed_at(number: int) -> Iterator[Callable[[], int]]:
             raise Killed
         return unlink(self, *args, **options)
 
-    real_write = parts.Part._write
+    real_write = parts.Part.write_line
     with (
-        mock.patch.object(parts.Part, "_write", writing),
+        mock.patch.object(parts.Part, "write_line", writing),
         mock.patch.object(parts.Part, "close", lambda self: None if is_dead else real_close(self)),
-        mock.patch.object(parts, "_write_whole", writing_whole),
+        mock.patch.object(parts, "write_whole", writing_whole),
         mock.patch.object(Path, "rename", renaming),
         mock.patch.object(Path, "unlink", unlinking),
     ):
@@ -440,9 +437,10 @@ def test_rates_and_budget_may_differ(talked: str, tmp_path: Path) -> None:
 
 
 def test_two_replays_into_one_folder_are_refused(tmp_path: Path) -> None:
-    with plan.lock_of(tmp_path), closing(plan.join(tmp_path)), pytest.raises(ReplayInUseError):
-        with plan.lock_of(tmp_path, wait_s=0.0):
-            pass
+    with plan.lock_of(tmp_path), closing(plan.join(tmp_path)):
+        second = plan.lock_of(tmp_path, wait_s=0.0)
+        with pytest.raises(ReplayInUseError):
+            second.__enter__()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Replays at scale with Ray Data: the same records as in one process, also if a worker dies or the replay is cancelled."""
+"""Replays at scale with Ray Data: the same records as in one process, also if a worker dies, or after a cancel."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ SESSIONS, TURNS = 12, 3
 
 @dataclass(frozen=True)
 class Noting:
-    """Answers in capital letters, and appends each prompt to a file. The first one that `dies_at` names ends its process."""
+    """Answers in capital letters, and appends each prompt to a file. That of `dies_at` ends its process, once."""
 
     log: str
     dies_at: str = ""
@@ -43,13 +43,17 @@ class Noting:
         prompt = next(block.text for block in reversed(turn.blocks) if isinstance(block, User))
         with Path(self.log).open("a") as file:  # noqa: ASYNC230 - a line
             file.write(f"{prompt}\n")
-        mark = Path(f"{self.log}.died")
-        if prompt == self.dies_at and not mark.exists():
-            mark.touch()
+        if prompt == self.dies_at and _first_time(f"{self.log}.died"):
             os.kill(os.getpid(), signal.SIGKILL)
         await asyncio.sleep(self.wait_s)
         context.report(usage=Usage(input_tokens=10, output_tokens=5), stop_reason="stop")
         return [Text(text=prompt.upper())]
+
+
+def _first_time(mark: str) -> bool:
+    is_first = not Path(mark).exists()
+    Path(mark).touch()
+    return is_first
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

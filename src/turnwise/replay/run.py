@@ -146,8 +146,8 @@ def replay(manager: SessionManager | AsyncSessionManager, *, engine: Engines, **
         keep: how many records of turns the result has.
         fail_if: when the replay counts as failed, such as `cost > 1.1x or refusals > +1%`: see `Condition.parse`.
         progress: called with the number of turns that were replayed, after each conversation.
-        at_scale: how many sessions are replayed: with Ray Data, within rates and a budget, and going on after a kill. Then
-            `out` gets the records as a folder of parts, `turns`.
+        at_scale: how many sessions are replayed: with Ray Data, within rates and a budget, and going on after a kill.
+            Then `out` gets the records as a folder of parts, `turns`.
 
     Raises:
         InvalidInputError, ConfigError: an argument cannot be used; nothing was asked.

@@ -1,4 +1,4 @@
-"""Measures replays at scale: how fast an instant model is replayed, compared with reading the same turns; and memory."""
+"""Measures replays at scale: how fast an instant model is replayed, compared with reading the turns; and memory."""
 
 import asyncio
 import os
@@ -54,7 +54,7 @@ class Memory:
 
 
 def _memory_bytes() -> int:
-    """Return the resident memory of this process and of Ray Data's largest worker: they do not begin at the same time."""
+    """Return the resident memory of this process and of the largest worker: workers do not begin at the same time."""
     pids = [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if _is_worker(path)]
     return _resident_bytes("self") + max(map(_resident_bytes, pids), default=0)
 

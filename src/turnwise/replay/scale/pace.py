@@ -1,4 +1,4 @@
-"""`Pace`: permits for turns, by rates and a budget, over all processes of a replay. It neither waits nor reads a clock."""
+"""`Pace`: permits for turns, by rates and a budget, over all processes of a replay. It does not wait."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Tally:
 
     turns: int = 0
     failed: int = 0
-    usage: Usage = Usage()
+    usage: Usage = field(default_factory=Usage)
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(self.turns + other.turns, self.failed + other.failed, self.usage + other.usage)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from turnwise.actors.inference.attempt import AWAY
 from turnwise.memory.conversation.sessions import SessionKey
@@ -170,17 +170,18 @@ class Part:
 
     def add(self, key: SessionKey, index: int, replay: TurnReplay) -> None:
         """Write the record of a turn: it survives the end of this process."""
-        line = self._write(json.dumps(row_of(replay), default=plain_value))
+        line = self.write_line(json.dumps(row_of(replay), default=plain_value))
         self._lines.setdefault(key, {})[index] = line
         self.spent += spent_on(replay)
         self.failed += replay.answer.status == "failed"
 
     def end(self, key: SessionKey, unreadable: str | None = None) -> None:
         """Write that all selected turns of a conversation have records, or why it cannot be read."""
-        self._write(json.dumps({**key._asdict(), _END: True, _WHY: unreadable}))
+        self.write_line(json.dumps({**key._asdict(), _END: True, _WHY: unreadable}))
         self._ended[key] = unreadable
 
-    def _write(self, text: str) -> _Line:
+    def write_line(self, text: str) -> _Line:
+        """Write a line to the journal, which is begun if there is none."""
         if self._journal is None:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._journal = os.open(self._journal_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -212,8 +213,8 @@ class Part:
         self._folder.mkdir(parents=True, exist_ok=True)
         unreadable = [[each.session_id, each.user_id, each.why] for each in self.unreadable]
         facts = {"turns": self.turns, "failed": self.failed, "usage": plain(self.spent), "unreadable": unreadable}
-        _write_whole(self._folder / f"{self._name}{_FACTS}", iter([json.dumps(facts).encode()]))
-        places = _write_whole(self.path, self._copied(order))
+        write_whole(self._folder / f"{self._name}{_FACTS}", iter([json.dumps(facts).encode()]))
+        places = write_whole(self.path, self._copied(order))
         lines = [(key, index) for key in order for index in sorted(self._lines.get(key, ()))]
         for (key, index), (start, length) in zip(lines, places, strict=True):
             self._lines[key][index] = _Line(self.path, start, length)
@@ -247,7 +248,7 @@ class _Files:
     def __init__(self) -> None:
         self._files: dict[Path, Any] = {}
 
-    def __enter__(self) -> _Files:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -271,7 +272,7 @@ def read_record(folder: Path, name: str, start: int, length: int) -> TurnReplay:
         return replay_of(json.loads(file.read(length)))
 
 
-def _write_whole(path: Path, lines: Iterator[bytes]) -> list[tuple[int, int]]:
+def write_whole(path: Path, lines: Iterator[bytes]) -> list[tuple[int, int]]:
     """Write a file whole or not at all; return where its lines begin, and how long they are."""
     new, places, at = path.with_name(f"{path.name}.new"), [], 0
     with new.open("wb") as file:

@@ -96,7 +96,6 @@ class Plan:
 
 async def write_plan(folder: Path, sessions: AsyncIterator[Planned], settings: Mapping[str, str]) -> Plan:
     """Write the plan of these sessions, whole or not at all, and return it. It holds one chunk of them at a time."""
-    folder.mkdir(parents=True, exist_ok=True)
     body, turns = folder / f"{PLAN}.body", 0
     with body.open("w", encoding="utf-8") as file:
         async for chunk in _chunks(sessions):

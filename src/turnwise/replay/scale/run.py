@@ -77,7 +77,7 @@ async def replay_at_scale(
         StoreError: the store cannot be read, or the folder cannot be written.
     """
     settings = await asyncio.to_thread(_settings, stored, work, select)
-    folder = folder.expanduser().resolve()
+    folder = await asyncio.to_thread(lambda: folder.expanduser().resolve())
     job = ChunkWork(
         folder=folder,
         work=work,

@@ -43,8 +43,8 @@ class AtScale:
     """
 
     on_ray: bool = False
-    """Whether Ray Data distributes the sessions over processes. They open the store by its URL, and read only; `out` has
-    to be a folder that all of them see."""
+    """Whether Ray Data distributes the sessions over processes. They open the store by its URL, and only read; `out`
+    has to be a folder that all of them see."""
     workers: int | None = None
     """How many processes on Ray; one for each of its processors, if omitted."""
     requests_per_minute: float | None = None
@@ -57,8 +57,8 @@ class AtScale:
     """`cost` or `tokens` after which no further turn is asked; turns that are being asked end. They are what it
     is exceeded by: at most `at_once` turns in each process. A later replay with a higher budget goes on."""
     retries: int = 5
-    """How often a turn is asked again if the provider is away or refuses for now, after the engine's own retries. If that
-    does not help, a later replay into the same folder asks it again."""
+    """How often a turn is asked again if the provider is away or refuses for now, after the engine's own retries. If
+    that does not help, a later replay into the same folder asks it again."""
     anew: bool = False
     """Whether records that are in the folder are deleted first, instead of going on with them."""
     progress: Callable[[Progress], object] | None = field(default=None, compare=False)

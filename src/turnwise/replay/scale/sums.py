@@ -17,8 +17,8 @@ MOST_UNREADABLE = 1000
 """How many sessions that cannot be read the result names."""
 
 Different = tuple[tuple[float, float], tuple[int, int, int], str, int, int]
-"""How different a turn is; its place among all, negative, so that the first one is the largest; and where its record is:
-the file, the start and the length."""
+"""How different a turn is; its place among all, negative, so that the first one is the largest; and where its record
+is: the file, the start and the length."""
 
 
 @dataclass

@@ -28,7 +28,7 @@ REPORT_S = 1.0
 """How often a process says what its turns took, in seconds."""
 
 SYNC_S = 1.0
-"""How often records are written through to the disk, in seconds. A power loss loses at most these; a kill loses none."""
+"""How often records are written through to the disk, in seconds. A power loss loses those since; a kill loses none."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 """The pauses before a turn is asked again since the provider is away."""

@@ -35,8 +35,8 @@ class SharedObject:
     @classmethod
     def host(cls, make: Callable[[], object]) -> SharedObject:
         """Return the object that a function makes, in a new actor."""
-        host = ray.remote(num_cpus=0, max_concurrency=1)(_Host)
-        return cls(host.remote(pickled(make)))
+        host: Any = ray.remote(_Host)
+        return cls(host.options(num_cpus=0).remote(pickled(make)))
 
     async def call(self, name: str, *arguments: Any) -> Any:
         """Return what the method of this name returns."""

@@ -268,8 +268,8 @@ def test_a_process_that_is_killed_twice_asks_each_turn_once_but_for_those_in_fli
     program.write_text(PROGRAM)
     arguments = [sys.executable, str(program), talked, str(tmp_path / "out"), str(log)]
     for _ in range(2):
-        ran = subprocess.run([*arguments, str(dice.randint(2, 6))], check=False, capture_output=True)
-        assert ran.returncode == -signal.SIGKILL
+        killed = subprocess.run([*arguments, str(dice.randint(2, 6))], check=False, capture_output=True)
+        assert killed.returncode == -signal.SIGKILL
     ran = subprocess.run([*arguments, "0"], check=True, capture_output=True, text=True)
     assert ran.stdout.strip() == "15"
     times = Counter(log.read_text().split("\n")[:-1])
@@ -469,4 +469,4 @@ def test_it_needs_a_folder_and_its_own_progress(talked: str, tmp_path: Path) -> 
         with pytest.raises(InvalidInputError, match="AtScale"):
             replay(manager, engine=Louder(), out=tmp_path, at_scale=AtScale(), progress=print)
         with pytest.raises(InvalidInputError, match="AtScale"):
-            replay(manager, engine=Louder(), out=tmp_path, at_scale=True)  # type: ignore[arg-type]
+            replay(manager, engine=Louder(), out=tmp_path, at_scale=True)  # type: ignore[call-overload]

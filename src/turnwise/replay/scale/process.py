@@ -78,6 +78,6 @@ def _opened(settings: WorkerProcess) -> StoredConversations:
     place = replace(settings.place, read_only=isinstance(settings.place.url, str))
     store = place.open_store(runtime)
     files = None
-    if place.has_files:
-        files = access_to(store, place.open_files(store), settings.file_limits or FileLimits())
+    if place.has_files and settings.file_limits:
+        files = access_to(store, place.open_files(store), settings.file_limits)
     return StoredConversations(store, files, settings.has_memories)

@@ -6,7 +6,7 @@ import asyncio
 import pickle
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -225,7 +225,7 @@ async def _told(pace: PaceCalls, progress: Callable[[Progress], object] | None, 
 
 async def _here(
     stored: StoredConversations, job: ChunkWork, scale: AtScale, pace: PaceCalls, numbers: Sequence[int]
-) -> AsyncIterator[Receipt]:
+) -> AsyncGenerator[Receipt, None]:
     """Yield the receipts of chunks that this process replays."""
     permits, remaining = Permits(pace, is_limited=scale.is_limited), iter(numbers)
     async with ChunkWorker(stored, job, permits).running() as worker:
@@ -244,7 +244,7 @@ async def _here(
 
 async def _on_ray(
     stored: StoredConversations, job: ChunkWork, scale: AtScale, pace: PaceCalls, numbers: Sequence[int]
-) -> AsyncIterator[Receipt]:
+) -> AsyncGenerator[Receipt, None]:
     """Yield the receipts of chunks that processes on Ray replay."""
     from turnwise.actors.cluster.data_pipeline import processors, results_on_ray
 

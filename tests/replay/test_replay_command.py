@@ -50,6 +50,7 @@ def test_the_command_replays_prints_and_writes(store: str, tmp_path: Path, monke
     assert any(row[0] == "length" for row in rows)
     assert "4 turns of 2 conversations" in done.stdout
     assert (tmp_path / "report/report.html").exists()
+    assert turnwise("replay", store, "--check").stdout == "turns\trequest\n4\texact\n"
     failed = turnwise("replay", store, "--engine", "my_engines:new", "--fail-if", "different > 20%", "--json")
     assert failed.exit_code == 1
     assert json.loads(failed.stdout)["failed"] == ["different > 20%"]

@@ -9,10 +9,10 @@ from typing import Any, Self
 
 import pytest
 
-from turnwise import EchoEngine, InProcess, SessionManager
+from turnwise import EchoEngine, InProcess, OpenAIEngine, Price, SessionConfig, SessionManager
 from turnwise.engines import FunctionEngine
 from turnwise.errors import ConfigError
-from turnwise.replay import replay
+from turnwise.replay import Selection, replay
 from turnwise.replay.writing import check_parquet, flat_row, write_parquet
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u2028"
@@ -54,6 +54,29 @@ def test_the_report_is_one_file_whose_texts_are_data_and_no_markup(store: str, t
     assert len(lines) == 4
     assert {line["recorded"]["text"] for line in lines} == {"Hello.", EVIL}
     assert {line["labels"]["channel"] for line in lines} == {"mail"}
+
+
+def test_settings_are_kept_beside_what_was_found_and_no_key_is_among_them(store: str, tmp_path: Path) -> None:
+    engine = OpenAIEngine(
+        "gpt-5",
+        temperature=0.5,
+        api_key="sk-secret",
+        base_url="http://me:secret@127.0.0.1:1/v1?key=secret",
+        system="Hi.",
+    )
+    with SessionManager(store, engine=EchoEngine(), placement=InProcess()) as manager:
+        select = Selection(sample=1, seed=4, labels={"channel": "mail"})
+        config = SessionConfig(prices={"gpt-5": Price(input=1.0, output=2.0)})
+        result = replay(manager, engine=engine, floor=EchoEngine(), select=select, config=config, seed=5, out=tmp_path)
+    text = result.files["settings"].read_text(encoding="utf-8")
+    assert json.loads(text) == result.settings
+    assert "secret" not in text
+    made = result.settings["variant"]["engines"][""]
+    assert (made["model"], made["temperature"], made["system"]) == ("gpt-5", 0.5, "Hi.")
+    assert (result.settings["seed"], result.settings["select"]["seed"]) == (5, 4)
+    assert result.settings["prices"]["gpt-5"]
+    assert result.settings["floor"]["engines"][""]["class"] == "EchoEngine"
+    assert result.turns[0].answer.status == "failed"  # nobody listens there
 
 
 def test_a_row_of_parquet_has_each_number_in_a_column_of_its_own(store: str, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from turnwise.replay import (
     TurnReplay,
     Variant,
     Work,
+    check_requests,
     recorded_turns,
     replay,
     replay_turns,
@@ -142,6 +143,14 @@ def test_turns_that_were_cleared_never_come_along(manager: SessionManager) -> No
     assert prompts(result) == ["last", "stays"]
     assert "secret" not in json.dumps(texts_given(engine))
     assert all(turn.inexact for turn in result.turns)
+
+
+def test_requests_are_counted_that_would_be_the_recorded_ones(manager: SessionManager) -> None:
+    talk(manager, "chat", "one", "two", "three")
+    assert check_requests(manager) == {"exact": 3}
+    manager.get("chat", user_id="ann").memory.forget(1)
+    counts = check_requests(manager, select=Selection(user_id="ann"))
+    assert counts == {"exact": 1, "it lacks what was removed or forgotten since": 1}
 
 
 def test_texts_that_a_session_said_and_copies_of_a_fork_are_not_replayed(manager: SessionManager) -> None:

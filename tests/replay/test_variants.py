@@ -1,6 +1,7 @@
 """What a variant may change beside the engine: memories, windows, engines by name, time limits."""
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +21,10 @@ from turnwise import (
     Usage,
 )
 from turnwise.actors.memory.config import MemoryConfig
-from turnwise.blocks import Recalled, Summary
+from turnwise.blocks import Summary
 from turnwise.engines import FunctionEngine
 from turnwise.errors import ConfigError, InvalidInputError
+from turnwise.memory.conversation.blocks import Recalled
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.replay import Selection, replay
@@ -31,6 +33,11 @@ from turnwise.testing.scripted_engine import RecordingEngine
 
 def recorder() -> RecordingEngine:
     return RecordingEngine(["new"], repeat=True)
+
+
+def summarised(turn: Turn) -> Iterator[str | Usage]:
+    yield "A summary."
+    yield Usage(input_tokens=500, output_tokens=500)
 
 
 def recalled(engine: RecordingEngine) -> list[str]:
@@ -74,8 +81,7 @@ def test_a_summary_of_a_new_strategy_is_part_of_what_its_turn_costs(url: str) ->
         config = SessionConfig(max_context_tokens=1200, token_counter=ByteCounter())
         prices = {"": Price(input=1.0, output=1.0)}
         config = replace(config, prices=prices)
-        model = FunctionEngine(lambda turn: ["A summary.", Usage(input_tokens=500, output_tokens=500)])
-        summary = Summarize(model, max_summary_tokens=100)
+        summary = Summarize(FunctionEngine(summarised), max_summary_tokens=100)
         result = replay(manager, engine=engine, overflow=summary, config=config)
         assert any(isinstance(block, Summary) for turn in engine.calls for block in turn.blocks)
         assert result.summary.turns == 6

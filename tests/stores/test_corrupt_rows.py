@@ -227,6 +227,30 @@ def test_a_damaged_record_in_redis_is_named_but_not_quoted_and_blocks_nothing_el
     check_quiet(None, caplog.text)
 
 
+@pytest.mark.parametrize("damage", ["no id", "no fields", "no hash"])
+async def test_a_session_in_redis_that_lost_its_id_does_not_hide_the_others(
+    damage: str, redis_url: str, redis_server: Any
+) -> None:
+    store = RedisStore(redis_url)
+    with redis_server.client as client:
+        await talk(store, "s")
+        await talk(store, "t")
+        number = (await store.get(SessionKey("s", "ada"))).log
+        (home,) = (key for key in client.scan_iter(f"*:{number}") if client.hget(key, "id"))
+        match damage:
+            case "no id":
+                client.hdel(home, "id")
+            case "no fields":
+                client.delete(home)
+            case _:
+                client.delete(home)
+                client.set(home, "text")
+    for page in (await store.query(), await store.query(user_id="ada"), await store.expired(1e12)):
+        assert [session.session_id for session in page] == ["t"]
+        assert page.unreadable == (SessionKey(home.decode(), ""),)
+    await store.close()
+
+
 def damage_runs(store: SessionStore, redis: Any, url: str = "") -> None:
     """Damage all stored runs; of an SQL store by its URL."""
     if isinstance(store, SQLStore):

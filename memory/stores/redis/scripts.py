@@ -121,7 +121,9 @@ local function mark(set, name, on)
 end
 
 local function show(number)
-  return {number, unpack(redis.call('HMGET', key(number), 'born', 'row', 'epoch', 'id', 'revision'))}
+  local row = redis.pcall('HMGET', key(number), 'born', 'row', 'epoch', 'id', 'revision')
+  if row.err then row = {false, false, false, false, false} end -- it is no hash: its reader says that it is damaged
+  return {number, unpack(row, 1, 5)}
 end
 
 local function wrong_key(hashes, sets)

@@ -559,12 +559,17 @@ class RedisStore(RedisDatabase):
             try:
                 sessions.append(self._session(row))
             except CorruptRecordError:
-                if row.name is None:
-                    raise  # without an id the session cannot be reported
-                unreadable.append(self._session_key(row.number, row.name))
+                unreadable.append(self._reported_key(row))
         last = rows[limit - 1] if len(rows) > limit else None
         more = cursor_of(float(last.time), int(last.number)) if last else None
         return Page(tuple(sessions), more, tuple(unreadable))
+
+    def _reported_key(self, row: _SessionRow) -> SessionKey:
+        """Return the key of a session that cannot be read; if that is lost, one with the name of its hash in Redis."""
+        try:
+            return self._session_key(row.number, row.name or b"")
+        except CorruptRecordError:
+            return SessionKey(self._redis_key(_decoded(row.number)), "")
 
     def _session(self, row: _SessionRow) -> SessionRecord:
         number = _decoded(row.number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
@@ -19,18 +19,32 @@ MAX_CHARS = 20_000
 _PLACE = "/*DATA*/null"
 
 
-def write_report(path: Path, summary: Summary, turns: Sequence[TurnReplay], *, failed: Iterable[str] = ()) -> None:
+def write_report(
+    path: Path,
+    summary: Summary,
+    turns: Sequence[TurnReplay],
+    *,
+    failed: Iterable[str] = (),
+    settings: Mapping[str, Any] | None = None,
+) -> None:
     """Write the report, in place of a file that is there.
 
     Args:
         turns: those to show side by side, the most different first.
         failed: the comparisons because of which the replay has failed.
+        settings: what the replay was made with.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(report_html(summary, turns, failed=failed), encoding="utf-8")
+    path.write_text(report_html(summary, turns, failed=failed, settings=settings), encoding="utf-8")
 
 
-def report_html(summary: Summary, turns: Sequence[TurnReplay], *, failed: Iterable[str] = ()) -> str:
+def report_html(
+    summary: Summary,
+    turns: Sequence[TurnReplay],
+    *,
+    failed: Iterable[str] = (),
+    settings: Mapping[str, Any] | None = None,
+) -> str:
     """Return the report as HTML. Texts of users and models are data in it, and never markup."""
     data = {
         "turns": summary.turns,
@@ -38,6 +52,7 @@ def report_html(summary: Summary, turns: Sequence[TurnReplay], *, failed: Iterab
         "inexact": summary.inexact,
         "hasFloor": summary.has_floor,
         "failed": list(failed),
+        "settings": settings,
         "all": _group(summary.all),
         "groups": list(map(_group, summary.groups)),
         "shown": [{**_cut(row_of(turn)), "weight": difference(turn)[0]} for turn in turns],

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
 
@@ -30,6 +32,7 @@ from turnwise.replay.report import write_report
 from turnwise.replay.scale.parts import Unreadable
 from turnwise.replay.scale.settings import AtScale
 from turnwise.replay.selecting import Candidates, Chosen, Selection, sessions_of
+from turnwise.replay.settings import settings_of
 from turnwise.replay.statistics import Summary, Summing, difference
 from turnwise.replay.tools import RecordedTools
 from turnwise.replay.windows import check_strategy
@@ -47,8 +50,10 @@ class Replay:
     summary: Summary
     turns: tuple[TurnReplay, ...] = ()
     """The records of turns, at most `keep`: those whose answers differ most, the most different one first."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What it was made with: models, temperatures, prices, seeds, the selection. No keys."""
     files: Mapping[str, Path] = field(default_factory=dict)
-    """The files that were written, by kind: `report`, `lines`, `parquet`."""
+    """The files that were written, by kind: `report`, `lines`, `settings`, `parquet`."""
     failed: tuple[str, ...] = ()
     """The comparisons of `fail_if` that are true; empty if the replay has not failed."""
     left: int = 0
@@ -141,7 +146,8 @@ def replay(manager: SessionManager | AsyncSessionManager, *, engine: Engines, **
         at_once: how many conversations are replayed at the same time.
         timeout_s: how long an answer may take, in seconds; as long as its run was allowed to, if omitted.
         seed: of the intervals; `Selection` has that of the sample.
-        out: a folder for `report.html`, which opens without a server, and `turns.jsonl`; files there are replaced.
+        out: a folder for `report.html`, which opens without a server, `turns.jsonl`, and `settings.json`. Files there
+            are replaced.
         parquet: whether `out` gets `turns.parquet`, too; needs pyarrow.
         keep: how many records of turns the result has.
         fail_if: when the replay counts as failed, such as `cost > 1.1x or refusals > +1%`: see `Condition.parse`.
@@ -232,6 +238,42 @@ def _job(
     )
 
 
+EXACT = "exact"
+"""Of turns whose requests are the recorded ones, in what `check_requests` returns."""
+
+
+@overload
+def check_requests(manager: SessionManager, *, select: Selection | None = None) -> Mapping[str, int]: ...
+
+
+@overload
+def check_requests(
+    manager: AsyncSessionManager, *, select: Selection | None = None
+) -> Coroutine[Any, Any, Mapping[str, int]]: ...
+
+
+def check_requests(manager: SessionManager | AsyncSessionManager, *, select: Selection | None = None) -> Any:
+    """Return how many selected turns a replay would ask as they were asked then, as `exact`; no engine is asked.
+
+    The others, whose requests may differ, are counted by each reason: see `TurnReplay.inexact`. The sample of a
+    selection is ignored.
+
+    With an `AsyncSessionManager` this is a coroutine; with a `SessionManager` it blocks.
+    """
+    if not isinstance(manager, SessionManager | AsyncSessionManager):
+        raise InvalidInputError("manager", shown(manager), "pass a SessionManager or an AsyncSessionManager")
+    return conversations_of(manager, lambda stored: _checked(stored, select or Selection()))
+
+
+async def _checked(stored: StoredConversations, select: Selection) -> Mapping[str, int]:
+    counts: Counter[str] = Counter({EXACT: 0})
+    async for session in sessions_of(stored.store, select):
+        pages = recorded_turns(stored.store, session.key, select, has_memories=stored.has_memories)
+        async for page in pages:
+            counts.update(reason for turn in page for reason in turn.inexact or (EXACT,))
+    return dict(counts)
+
+
 def _check_number(name: str, value: int, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidInputError(name, shown(value), f"must be a whole number from {least}")
@@ -277,7 +319,8 @@ class _Results:
         turns = tuple(turn for *_, turn in sorted(self._most, key=lambda entry: entry[:2], reverse=True))
         condition = self._job.condition
         failed = tuple(condition.met(summary)) if condition else ()
-        return Replay(summary=summary, turns=turns, failed=failed)
+        settings = settings_of(self._job.work, self._job.select, seed=self._job.seed)
+        return Replay(summary=summary, turns=turns, settings=settings, failed=failed)
 
 
 async def _replay(stored: StoredConversations, job: _Job) -> Replay:
@@ -291,12 +334,16 @@ async def _replay(stored: StoredConversations, job: _Job) -> Replay:
         results = _Results(job, lines)
         await _run(stored, job, results)
     found = results.result()
-    files = {"lines": lines.path}
+    files = {"lines": lines.path, "settings": job.out / "settings.json"}
+    await asyncio.to_thread(files["settings"].write_text, json.dumps(found.settings, indent=2), "utf-8")
     if job.parquet:
         files["parquet"] = await asyncio.to_thread(write_parquet, lines.path)
-    path = job.out / "report.html"
-    await asyncio.to_thread(write_report, path, found.summary, found.turns[:MOST_SHOWN], failed=found.failed)
-    return Replay(summary=found.summary, turns=found.turns, files={"report": path, **files}, failed=found.failed)
+    files = {"report": job.out / "report.html", **files}
+    shown_turns = found.turns[:MOST_SHOWN]
+    await asyncio.to_thread(
+        write_report, files["report"], found.summary, shown_turns, failed=found.failed, settings=found.settings
+    )
+    return replace(found, files=files)
 
 
 async def _replay_at_scale(stored: StoredConversations, job: _Job, scale: AtScale, out: Path) -> Replay:

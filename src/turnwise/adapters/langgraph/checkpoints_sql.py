@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,6 +14,7 @@ from turnwise.adapters.langgraph.checkpoints import Commit, Place, Row, Space
 from turnwise.adapters.langgraph.encoding import Ranges
 from turnwise.memory.stores.sql.database import WHERE, Schema, insert_into
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
+from turnwise.memory.stores.sql.statements import Statement
 from turnwise.memory.values.ids import new_key
 
 _AT_ONCE = 200
@@ -73,6 +75,22 @@ writes = Table(
 _PARTS = (checkpoints, elements, writes)
 
 
+class _Statements:
+    """The statements of a commit, compiled once: each turn of a graph makes several."""
+
+    def __init__(self, dialect: sa.Dialect) -> None:
+        new_space = insert_into(spaces, dialect).on_conflict_do_nothing()
+        is_before = (spaces.c.key == sa.bindparam("its_key"), spaces.c.revision == sa.bindparam("before"))
+        checkpoint = insert_into(checkpoints, dialect)
+        content = {name: checkpoint.excluded[name] for name in ("parent", "run_id", "record")}
+        checkpoint = checkpoint.on_conflict_do_update(index_elements=["space", "id"], set_=content)
+        self.new_space = Statement(new_space, dialect, [column.name for column in spaces.columns])
+        self.space = Statement(sa.update(spaces).where(*is_before), dialect, ["revision", "head", "state"])
+        self.element = Statement(sa.insert(elements), dialect, [column.name for column in elements.columns])
+        self.checkpoint = Statement(checkpoint, dialect, [column.name for column in checkpoints.columns])
+        self.writes = Statement(sa.insert(writes), dialect, [column.name for column in writes.columns])
+
+
 class SQLCheckpoints(SecureDeleteDatabase):
     """Stores checkpoints in tables of their own, through SQLAlchemy Core. See `CheckpointStore`.
 
@@ -88,6 +106,10 @@ class SQLCheckpoints(SecureDeleteDatabase):
     """
 
     schema = SCHEMA
+
+    @cached_property
+    def _sql(self) -> _Statements:
+        return _Statements(self._engine.dialect)
 
     async def read(self, place: Place, id: str | None) -> tuple[Space, Row | None, list[bytes]] | None:
         checkpoint_id = spaces.c.head if id is None else sa.literal(id)
@@ -199,33 +221,38 @@ class SQLCheckpoints(SecureDeleteDatabase):
         if commit.removed:
             (done,) = await self._erase(lambda connection: self._commit(connection, place, commit))
             return done
-        return await self._write(lambda connection: self._commit(connection, place, commit))
+        return await self._on_thread(lambda: self._transact(lambda cursor: self._add(cursor, place, commit)))
 
-    @staticmethod
-    def _commit(connection: sa.Connection, place: Place, commit: Commit) -> bool:
+    def _add(self, cursor: Any, place: Place, commit: Commit) -> bool:
+        """Store what a commit adds, on the driver's cursor; return whether the space was as the commit expects it."""
         after = commit.after
         state = {"revision": after.revision, "head": after.head, "state": after.to_json()}
         if commit.before is None:
             named = {"key": after.key, "thread_id": place[0], "ns": place[1]}
-            statement = insert_into(spaces, connection.dialect).values(**named, **state).on_conflict_do_nothing()
+            is_done = self._sql.new_space.write(cursor, [self._sql.new_space.bind(named | state)])
         else:
-            is_before = (spaces.c.key == after.key, spaces.c.revision == commit.before.revision)
-            statement = sa.update(spaces).where(*is_before).values(**state)
-        if connection.execute(statement.returning(spaces.c.key)).first() is None:
+            before = {"its_key": after.key, "before": commit.before.revision}
+            is_done = self._sql.space.write(cursor, [self._sql.space.bind(before | state)])
+        if not is_done:
             return False
-        if commit.values:
-            columns = ("space", "channel", "position", "data")
-            connection.execute(
-                sa.insert(elements), [dict(zip(columns, (after.key, *value), strict=True)) for value in commit.values]
-            )
+        columns = ("space", "channel", "position", "data")
+        rows = [dict(zip(columns, (after.key, *value), strict=True)) for value in commit.values]
+        self._sql.element.write(cursor, list(map(self._sql.element.bind, rows)))
         if row := commit.row:
             content = {"parent": row.parent, "run_id": row.run_id, "record": row.record}
-            insert = insert_into(checkpoints, connection.dialect).values(space=after.key, id=row.id, **content)
-            connection.execute(insert.on_conflict_do_update(index_elements=["space", "id"], set_=content))
+            bound = self._sql.checkpoint.bind({"space": after.key, "id": row.id, **content})
+            self._sql.checkpoint.write(cursor, [bound])
         if commit.writes:
             name, data = commit.writes
             values = {"space": after.key, "checkpoint_id": name, "number": after.revision, "data": data}
-            connection.execute(sa.insert(writes).values(**values))
+            self._sql.writes.write(cursor, [self._sql.writes.bind(values)])
+        return True
+
+    def _commit(self, connection: sa.Connection, place: Place, commit: Commit) -> bool:
+        """Store what a commit adds, and delete what it removes."""
+        after = commit.after
+        if not self._add(connection.connection.cursor(), place, commit):
+            return False
         for chunk in _chunks(commit.removed):
             connection.execute(
                 sa.delete(checkpoints).where(checkpoints.c.space == after.key, checkpoints.c.id.in_(chunk))

@@ -15,6 +15,7 @@ from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
     from turnwise.replay.run import Replay
+    from turnwise.replay.selecting import Selection
     from turnwise.replay.statistics import Interval, MetricSummary, Summary
 
 _PATH = "module:object"
@@ -92,6 +93,10 @@ def replay(
     anew: Annotated[
         bool, typer.Option("--anew", help="At scale: delete the records that --out has, and begin.")
     ] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Ask no engine: count the turns whose requests are the recorded ones."),
+    ] = False,
     history: History = None,
     as_json: AsJson = False,
 ) -> None:
@@ -99,17 +104,25 @@ def replay(
     from turnwise.replay.selecting import Selection
     from turnwise.replay.tools import RecordedTools
 
+    select = Selection(
+        user_id=user,
+        agent=agent,
+        sessions=tuple(session or ()),
+        labels=_labels(label or ()),
+        since=_start_of(since, "--since"),
+        until=_start_of(until, "--until", days=1),
+        sample=sample,
+        seed=seed,
+    )
+    if check:
+        counts = run(_check(store, history, select))
+        if as_json:
+            print_json(counts)
+        else:
+            print_table([Column("turns", right=True), Column("request")], [[str(n), why] for why, n in counts.items()])
+        return
     options: dict[str, Any] = {
-        "select": Selection(
-            user_id=user,
-            agent=agent,
-            sessions=tuple(session or ()),
-            labels=_labels(label or ()),
-            since=_start_of(since, "--since"),
-            until=_start_of(until, "--until", days=1),
-            sample=sample,
-            seed=seed,
-        ),
+        "select": select,
         "engine": _engine(engine, model),
         "floor": floor and imported("--floor", floor),
         "overflow": overflow and imported("--overflow", overflow),
@@ -169,6 +182,13 @@ def _budget(tokens: int | None, cost: float | None) -> Any:
     from turnwise.actors.session.engines.budget import Budget
 
     return Budget(tokens=tokens, cost=cost)
+
+
+async def _check(store: str, history: str | None, select: Selection) -> Mapping[str, int]:
+    from turnwise.replay.run import check_requests
+
+    async with reading(store, history) as manager:
+        return await check_requests(manager, select=select)
 
 
 def _engine(path: str | None, model: str | None) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from http import HTTPStatus
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -54,6 +53,9 @@ _QUOTED = 500
 
 _AWAY = (408, 409, 429)
 """The HTTP statuses, below 500, of requests that the provider may accept later."""
+
+_SERVER_ERROR = 500
+"""The first HTTP status of those that are the server's fault."""
 
 _TOO_LONG = "context_length_exceeded"
 
@@ -325,9 +327,7 @@ class OpenAIRunner:
         if code == _TOO_LONG or TOO_LONG_MESSAGE.search(f"{error.message} {error.body}"):
             return self._error(f"refused the request: {message}; {_REMEDIES_BY_CODE[_TOO_LONG]}", ContextOverflowError)
         kind = RequestRefusedError if self._is_of_conversation(error.status_code, code, field) else EngineError
-        if (error.status_code in _AWAY or error.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR) and (
-            code not in _REMEDIES_BY_CODE
-        ):
+        if (error.status_code in _AWAY or error.status_code >= _SERVER_ERROR) and (code not in _REMEDIES_BY_CODE):
             kind = ProviderAwayError
         return self._error(f"refused the request: {message}; {remedy}", kind)
 

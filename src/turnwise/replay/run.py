@@ -361,12 +361,16 @@ async def _replay_at_scale(stored: StoredConversations, job: _Job, scale: AtScal
         scale=scale,
     )
     failed = tuple(job.condition.met(found.summary)) if job.condition else ()
-    path = out / "report.html"
-    await asyncio.to_thread(write_report, path, found.summary, found.turns[:MOST_SHOWN], failed=failed)
+    files = {"report": out / "report.html", "lines": found.lines, "settings": out / "settings.json"}
+    settings = settings_of(job.work, job.select, seed=job.seed)
+    await asyncio.to_thread(files["settings"].write_text, json.dumps(settings, indent=2), "utf-8")
+    shown_turns = found.turns[:MOST_SHOWN]
+    await asyncio.to_thread(write_report, files["report"], found.summary, shown_turns, failed=failed, settings=settings)
     return Replay(
         summary=found.summary,
         turns=found.turns,
-        files={"report": path, "lines": found.lines},
+        settings=settings,
+        files=files,
         failed=failed,
         left=found.left,
         stopped=found.stopped,

@@ -100,15 +100,19 @@ $(READY_FOR_NEWEST): $(READY) requirements-test.lock
 
 .PHONY: test-newest
 test-newest: ## run what may differ by the version of Python on the newest one that this machine has, in .venv-newest
-	@$(call on_newest,test-here ARGS='$(ARGS)')
+	+@$(call on_newest,test-here PART= ARGS='$(ARGS)')
+
+.PHONY: test-newest-part
+test-newest-part: ## run a third of that, each day another one
+	+@$(call on_newest,test-here PART=-part ARGS='$(ARGS)')
 
 .PHONY: newest
 newest: ## make or refresh .venv-newest
-	@$(call on_newest,$(NEWEST)/ready-for-newest)
+	+@$(call on_newest,$(NEWEST)/ready-for-newest)
 
 .PHONY: test-here
 test-here: $(READY_FOR_NEWEST) # in $(VENV), in place of all tests
-	$(BIN)/python tests/lanes.py --newest $(ARGS)
+	$(BIN)/python tests/lanes.py --newest$(PART) $(ARGS)
 
 # The newest Python is one on the PATH or of pyenv, and newer than that of .venv, which may not be there yet.
 OF_VENV = $(if $(filter file,$(origin PYTHON)),$(or $(MADE_OF),$(VERSION)),$(VERSION))

@@ -72,6 +72,7 @@ class AuditedStore:
     query, count, unsettled, expired = map(passed_on, ("query", "count", "unsettled", "expired"))
     ledger, forget_in_ledger = map(passed_on, ("ledger", "forget_in_ledger"))
     quotas, quota_counters = map(passed_on, ("quotas", "quota_counters"))
+    set_tenant, tenants_of, tenants, users = map(passed_on, ("set_tenant", "tenants_of", "tenants", "users"))
     set_quota, remove_quota, use_quotas = map(passed_on, ("set_quota", "remove_quota", "use_quotas"))
 
 

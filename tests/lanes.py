@@ -1,11 +1,11 @@
 """Runs the tests in lanes side by side. Each lane takes the next file that no other has taken.
 
-python tests/lanes.py [--more | --newest] [arguments of pytest]
+python tests/lanes.py [--more | --newest | --newest-part] [arguments of pytest]
 
 `make test` runs all files but those of `MORE`, and `make test-more` runs these. `make test-newest` runs what of the
-former may differ by the version of Python: see `is_same_on_each_python`. Two lanes begin with the tests that need a
-Ray, which wait a lot; a lane that has none left helps with the rest. If the arguments name files, there is one lane for
-each kind of tests.
+former may differ by the version of Python: see `is_same_on_each_python`; `make test-newest-part` runs a third of that,
+each day another one. A lane or two begin with the tests that need a Ray, which wait a lot; a lane that has none left
+helps with the rest. If the arguments name files, there is one lane for each kind of tests.
 """
 
 import os
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 
@@ -24,19 +25,23 @@ _USUAL = "not soak and not litellm and not frontends"
 KINDS = {"others": f"{_USUAL} and not ray", "ray": f"{_USUAL} and ray"}
 """Which tests one process runs: some of the others fork, which a process that talks to a Ray should not."""
 
-LANES: Mapping[str, Sequence[str]] = {
-    "lane 1": ("others", "ray"),
-    "lane 2": ("others", "ray"),
-    "lane 3": ("ray", "others"),
-    "lane 4": ("ray", "others"),
-}
+_ONE_RAY: Mapping[str, Sequence[str]] = {"lane 1": ("others",), "lane 2": ("others",), "lane 3": ("ray", "others")}
 
-LANES_OF_NEWEST: Mapping[str, Sequence[str]] = {
-    "lane 1": ("others",),
-    "lane 2": ("others",),
-    "lane 3": ("ray", "others"),
+LANES: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "": _ONE_RAY,
+    "--more": {
+        "lane 1": ("others", "ray"),
+        "lane 2": ("others", "ray"),
+        "lane 3": ("ray", "others"),
+        "lane 4": ("ray", "others"),
+    },
+    "--newest": _ONE_RAY,
+    "--newest-part": {"lane 1": ("others",), "lane 2": ("ray", "others")},
 }
-"""Those of `make test-newest`, which has one file that needs a Ray."""
+"""Which kinds the lanes of each command run, in this order. A Ray for two lanes takes less than one for each."""
+
+DAYS = 3
+"""In so many days, `make test-newest-part` runs all that `make test-newest` does."""
 
 MORE = [
     "project/test_types.py",
@@ -64,8 +69,7 @@ MORE = [
     "project/test_bench_peers.py",
     "project/test_fork_server.py",
     "console/*_on_ray.py",
-    "console/test_console_schedules.py",
-    "console/test_console_webhooks.py",
+    "console/test_console_[qsw]*.py",
     "examples/*.py",
     "project/test_bench*.py",
     "project/test_capacity.py",
@@ -87,7 +91,7 @@ SAME_ON_EACH_PYTHON = (
 """The rooms and files that `make test-newest` leaves out, beside searches."""
 
 END_TO_END = "client/test_sessions_on_ray.py"
-"""The tests with a Ray that `make test-newest` runs."""
+"""The tests with a Ray that `make test-newest` runs, and its part."""
 
 LONG = [
     "longterm/retention/test_erasing.py",
@@ -118,7 +122,7 @@ def is_same_on_each_python(file: Path) -> bool:
     `SAME_ON_EACH_PYTHON`. Of the rest, each test runs but exhaustive ones, and with each of its values once: see
     `each_value_once` in tests/conftest.py.
     """
-    searches = re.search(r"TURNWISE_ALL|from scale|import scale|@given", file.read_text(encoding="utf-8"))
+    searches = re.search(r"TURNWISE_ALL|\b(share|on_stores_in_turn)\(|@given", file.read_text(encoding="utf-8"))
     return bool(searches) or name_of(file).startswith(SAME_ON_EACH_PYTHON)
 
 
@@ -130,15 +134,18 @@ def files_of(kind: str, target: str = "") -> list[Path]:
     """Return the files that may have tests of a kind, as lanes take them. To import all files takes seconds.
 
     Args:
-        target: whose files: "--more", "--newest", or nothing for `make test`.
+        target: whose files: "--more", "--newest", "--newest-part", or nothing for `make test`.
     """
-    if (kind, target) == ("ray", "--newest"):
+    is_newest = target.startswith("--newest")
+    if is_newest and kind == "ray":
         return [TESTS / END_TO_END]
     files = [file for file in sorted(TESTS.glob("*/**/test_*.py")) if kind != "ray" or may_need_ray(file)]
     ranks = {file: [at for at, pattern in enumerate(MORE) if PurePath(name_of(file)).match(pattern)] for file in files}
     if target == "--more":
         return sorted((file for file in files if ranks[file]), key=lambda file: ranks[file][0])
-    rest = [file for file in files if not ranks[file] and not (target == "--newest" and is_same_on_each_python(file))]
+    rest = [file for file in files if not ranks[file] and not (is_newest and is_same_on_each_python(file))]
+    if target == "--newest-part":
+        rest = rest[int(time.time() // 86400) % DAYS :: DAYS]
     return sorted(rest, key=lambda file: LONG.index(name_of(file)) if name_of(file) in LONG else len(LONG))
 
 
@@ -211,7 +218,7 @@ class Lane(threading.Thread):
 
 
 def main(arguments: Sequence[str]) -> int:
-    target = next((argument for argument in arguments if argument in ("--more", "--newest")), "")
+    target = next((argument for argument in arguments if argument in LANES), "")
     arguments = [argument for argument in arguments if argument != target]
     with tempfile.TemporaryDirectory(prefix="turnwise-") as taken:
         for kind in KINDS:
@@ -219,9 +226,8 @@ def main(arguments: Sequence[str]) -> int:
         if any(Path(argument.partition("::")[0]).exists() for argument in arguments):
             lanes = [Lane(f"{kind:>6}", [kind], arguments, None) for kind in KINDS]
         else:
-            arguments += ["--each-value-once"] if target == "--newest" else []
-            kinds_of = LANES_OF_NEWEST if target == "--newest" else LANES
-            lanes = [Lane(name, kinds, arguments, taken, target) for name, kinds in kinds_of.items()]
+            arguments += ["--each-value-once"] if target.startswith("--newest") else []
+            lanes = [Lane(name, kinds, arguments, taken, target) for name, kinds in LANES[target].items()]
         for lane in lanes:
             lane.start()
         try:

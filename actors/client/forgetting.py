@@ -33,7 +33,7 @@ _PAGE = 100
 
 
 async def forget(client: SessionsClient, store: AsyncStoreReads, user_id: str, *, verify: bool) -> Forgotten:
-    """Delete a user's sessions, memberships, webhooks and quotas, then what memories keep.
+    """Delete a user's sessions, memberships, webhooks, tenant and quotas, then what memories keep.
 
     See `SessionManager.forget`.
     """
@@ -44,6 +44,7 @@ async def forget(client: SessionsClient, store: AsyncStoreReads, user_id: str, *
     webhooks = [webhook for webhook in await store.ask("webhooks") if webhook.user_id == user_id]
     for webhook in webhooks:
         await AsyncWebhook(client, store, webhook).delete()
+    await store.ask("set_tenant", user_id, None)
     await _remove_quotas(client, store, user_id)
     await store.ask("forget_in_ledger", user_id)
     if keeps_files(store.store):

@@ -42,6 +42,7 @@ from turnwise.actors.client.shared.arguments import (
     MarkName,
     MemoryUseArg,
     Model,
+    NameCursor,
     Params,
     ParentRun,
     QuotaArg,
@@ -50,6 +51,7 @@ from turnwise.actors.client.shared.arguments import (
     SessionId,
     Sink,
     StoredKinds,
+    TenantName,
     Text,
     Time,
     Title,
@@ -75,8 +77,9 @@ from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.placement import Dedicated, Placement
 from turnwise.actors.hosting.wire import HostInfo, SessionRef
 from turnwise.actors.inference.engine import EngineBuilder, Selective, check_taken
-from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines, as_engine, engine_named
+from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines, as_engine, chosen_name, engine_named
 from turnwise.actors.inference.observing import Telemetry
+from turnwise.actors.inference.shadow import answering
 from turnwise.actors.session.acting import Acting, check_member
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import (
@@ -86,7 +89,6 @@ from turnwise.errors import (
     SessionExistsError,
     SessionNotFoundError,
     SessionOwnerError,
-    TurnwiseError,
     shown,
 )
 from turnwise.memory.archive.expiry import Swept
@@ -112,11 +114,12 @@ from turnwise.memory.files.records import OF_USER
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.quotas.records import Quota, QuotaUse
+from turnwise.memory.quotas.tenants import Tenant
 from turnwise.memory.stores.base import NO_CALLER, Page, SessionOrder
 from turnwise.memory.stores.encrypted.records import check_session, is_sealed
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.marks import count_marks_of, find_marks
-from turnwise.memory.stores.quotas import count_run, quota_uses, take_back
+from turnwise.memory.stores.quotas import quota_uses
 from turnwise.memory.stores.reading import page_of_deliveries
 from turnwise.memory.stores.search.finding import SearchHit, SearchOrder, find_messages
 from turnwise.memory.stores.search.query import parse_query
@@ -141,7 +144,8 @@ class AsyncSessionManager:
             each process that uses the store makes its own. One that opens a file has a true attribute `is_local`.
         engine: answers the turns. A live session that another manager started switches to this engine with the next
             run that this manager starts. Or a mapping of names to engines, of which each session uses the one that
-            `open(engine=...)` or `Session.use` has named, by default the first.
+            `open(engine=...)` or `Session.use` has named, by default the first. A `Split` among them divides runs among
+            the others.
         memory: long-term memories; each runs in an actor that all sessions share. Before a run, they are searched for
             what is relevant to its prompt; after it, the writable ones receive its turn. They are pickled, so a memory
             holds settings only, and opens its files in its actor. See `SessionConfig.memory`.
@@ -252,6 +256,11 @@ class AsyncSessionManager:
         return self._config
 
     @property
+    def client(self) -> SessionsClient:
+        """What it reads its store by, for modules that build on managers, such as `turnwise.dataset`."""
+        return self._client
+
+    @property
     def engines(self) -> Mapping[str | None, EngineBuilder]:
         """Its engines by name; a single engine without a name has None."""
         builder = as_engine(self._engine)
@@ -321,7 +330,7 @@ class AsyncSessionManager:
         if is_sealed(names):  # such a session could not be listed
             raise InvalidInputError("metadata", shown(metadata), "it looks like encrypted metadata: choose other names")
         defaults = merged({}, params or {})
-        check_taken(self._check_engine(engine, session_id), model, defaults)
+        check_taken(self._check_engine(engine, SessionKey(session_id, user_id)), model, defaults)
         self._first = self._first or SessionKey(session_id, user_id)
         await self._start.done()
         now = await self._store.now()
@@ -446,7 +455,7 @@ class AsyncSessionManager:
         """
         self._check_writes(session_id, "import_messages")
         # As its session will, so that none is created for a conversation that cannot be stored.
-        builder = self._check_engine(engine, session_id)
+        builder = self._check_engine(engine, SessionKey(session_id, user_id or DEFAULT_USER))
         refuses = refusal_by(builder.refuses) if isinstance(builder, Selective) else takes_all
         checks: dict[str, Any] = {"max_bytes": self._config.max_prompt_bytes, "refuses": refuses}
         conversation = await read_conversation(messages, format, system=system, key=idempotency_key, **checks)
@@ -472,8 +481,8 @@ class AsyncSessionManager:
         It has a session of its own in the memory of the Ray cluster. The handle waits, streams and cancels as any
         other, from any process; a minute after the run has ended it may be gone, and then its methods raise
         SessionNotFoundError. The run is lost with its process or its node. It is in no list of this manager. Quotas
-        count it as a run, and refuse it once they are used up, whatever they do with others; they do not count what it
-        spends.
+        count it as a run, and what it spends, and refuse it once they are used up, whatever they do with others. The
+        ledger has nothing of it.
 
         Args:
             prompts: what the model is given.
@@ -488,13 +497,8 @@ class AsyncSessionManager:
             InvalidInputError, EmptyTurnError, InvalidPromptError: nothing was started; see `Session.run`.
         """
         client, session = await self._open_once(user_id, agent, metadata, engine)
-        counts = await self._store.run(lambda store: count_run(store, session.user_id, agent))
-        try:
-            filled = await with_bytes_of(self._client, session.user_id, prompts)
-            return await AsyncSession(client, SessionRef.of(session), agent).run(*filled, **options)
-        except (TurnwiseError, TypeError):
-            await self._store.run(lambda store: take_back(store, counts))
-            raise
+        filled = await with_bytes_of(self._client, session.user_id, prompts)
+        return await AsyncSession(client, SessionRef.of(session), agent).run(*filled, **options)
 
     @checked(user_id=UserId | None, agent=AgentName | None, engine=EngineName | None)
     async def _open_once(
@@ -502,7 +506,7 @@ class AsyncSessionManager:
     ) -> tuple[SessionsClient, SessionRecord]:
         self._check_writes("*", "run_once")
         names = self._plain_metadata(metadata)
-        self._check_engine(engine, ONCE)
+        self._check_engine(engine, SessionKey(ONCE, user_id or DEFAULT_USER))
         await self._start.done()
         return await self._once.open(user_id or DEFAULT_USER, agent, names, engine)
 
@@ -539,6 +543,7 @@ class AsyncSessionManager:
         until=Time | None,
         agents=bool,
         shared=bool,
+        tenant=TenantName | None,
     )
     async def list(
         self,
@@ -555,6 +560,7 @@ class AsyncSessionManager:
         until: float | None = None,
         agents: bool = False,
         shared: bool = False,
+        tenant: str | None = None,
     ) -> Page[SessionRecord]:
         """Return a page of the sessions that match all given filters, newest first: of all users if no user is given.
 
@@ -571,11 +577,12 @@ class AsyncSessionManager:
             agents: whether sessions of agents are among them: those that a tool of another session has called.
             shared: instead of the user's own sessions, those of others of which the user is a member. Their records
                 name the users to whom they belong, and the members.
+            tenant: only sessions of users who have this tenant now: see `set_tenant`.
 
         Raises:
-            InvalidInputError: `shared` is set, and no user was given.
+            InvalidInputError: `shared` is set, and no user or a tenant was given.
         """
-        query = _query(user_id, agent, status, agents=agents, shared=shared)
+        query = _query(user_id, agent, status, agents=agents, shared=shared, tenant=tenant)
         query |= {"order_by": order_by, "cursor": cursor, "limit": limit}
         names = None if metadata is None else self._plain_metadata(metadata)
         filters = SessionFilter(title=title, metadata=names, since=since, until=until)
@@ -584,7 +591,14 @@ class AsyncSessionManager:
             return self._store.checked(await self._store.ask("query", **query))
         return self._store.checked(await self._store.run(lambda store: find_sessions(store, filters, **query)))
 
-    @checked(user_id=UserId | None, agent=AgentName | None, status=SessionStatus | None, agents=bool, shared=bool)
+    @checked(
+        user_id=UserId | None,
+        agent=AgentName | None,
+        status=SessionStatus | None,
+        agents=bool,
+        shared=bool,
+        tenant=TenantName | None,
+    )
     async def count(
         self,
         *,
@@ -593,12 +607,13 @@ class AsyncSessionManager:
         status: SessionStatus | None = None,
         agents: bool = False,
         shared: bool = False,
+        tenant: str | None = None,
     ) -> int:
         """Return how many sessions match all given filters: of all users if no user is given.
 
-        `agents` and `shared`: see `list`.
+        `agents`, `shared` and `tenant`: see `list`.
         """
-        query = _query(user_id, agent, status, agents=agents, shared=shared)
+        query = _query(user_id, agent, status, agents=agents, shared=shared, tenant=tenant)
         await self._start.done()
         count: int = await self._store.ask("count", **query)
         return count
@@ -616,6 +631,7 @@ class AsyncSessionManager:
         since=Time | None,
         until=Time | None,
         mark=MarkName | None,
+        shared=bool,
     )
     async def search(
         self,
@@ -632,8 +648,12 @@ class AsyncSessionManager:
         since: float | None = None,
         until: float | None = None,
         mark: str | None = None,
+        shared: bool = True,
     ) -> Page[SearchHit]:
-        """Return a page of the messages of a user in which all words of `text` occur, with snippets.
+        """Return a page of the messages in a user's sessions in which all words of `text` occur, with snippets.
+
+        Sessions that others share with the user are searched too; `user_id` of a hit says to whom its session belongs.
+        Whoever was removed from a session finds nothing there from then on.
 
         Prompts and answers are searched, the first 20,000 characters of each: not thoughts, instructions, summaries or
         results of tools, and not what was forgotten, removed or cleared. What is stored is found at once. Words are
@@ -650,6 +670,7 @@ class AsyncSessionManager:
             since: only messages whose `at` is at or after this time, in seconds since the epoch.
             until: only messages whose `at` is before this time.
             mark: only messages that have a mark of this name: see `Session.mark`.
+            shared: whether sessions of others are searched of which the user is a member, without those of agents.
 
         Raises:
             InvalidInputError: `text` has no letter and no digit, or more than 1,000 characters or 32 words.
@@ -658,6 +679,7 @@ class AsyncSessionManager:
         texts = TextFilter(
             query=parse_query(text),
             user_id=user_id,
+            shared=shared,
             session_id=session_id,
             agent=agent,
             agents=agents,
@@ -738,9 +760,11 @@ class AsyncSessionManager:
         state=RunState | None,
         parent=ParentRun | None,
         labels=Labels | None,
+        engine=EngineName | None,
         since=Time | None,
         cursor=Text | None,
         limit=Limit,
+        tenant=TenantName | None,
     )
     async def runs(
         self,
@@ -750,9 +774,11 @@ class AsyncSessionManager:
         state: RunState | None = None,
         parent: str | None = None,
         labels: Mapping[str, str] | None = None,
+        engine: str | None = None,
         since: float | None = None,
         cursor: str | None = None,
         limit: int = 100,
+        tenant: str | None = None,
     ) -> Page[RunRecord]:
         """Return a page of the runs of all sessions that match, of all users if none is given, newest first.
 
@@ -764,13 +790,16 @@ class AsyncSessionManager:
             state: only runs in this state.
             parent: only runs that were started on behalf of this run: see `Session.run`.
             labels: only runs that have all of these labels.
+            engine: only runs that have the engine of this name; that of a `Split` is the one that it has chosen.
             since: only runs that were created at this time or later, in seconds since the epoch.
+            tenant: only runs of users who have this tenant now: see `set_tenant`.
         """
         query: dict[str, Any] = {"user_id": user_id, "agent": agent, "cursor": cursor, "limit": limit, "since": since}
+        query |= {"tenant": tenant}
         states = None if state is None else (state,)
         await self._start.done()
         runs: Page[RunRecord] = await self._store.run(
-            lambda store: find_runs(store, states=states, parent=parent, labels=labels or {}, **query)
+            lambda store: find_runs(store, states=states, parent=parent, labels=labels or {}, engine=engine, **query)
         )
         return runs
 
@@ -912,6 +941,7 @@ class AsyncSessionManager:
         await self._start.done()
         await self._store.ask("set_quota", quota)
         self._client.announce_quotas()
+        self._once.announce_quotas()
 
     @checked(quota_id=Text)
     async def remove_quota(self, quota_id: str) -> None:
@@ -924,18 +954,69 @@ class AsyncSessionManager:
         await self._start.done()
         await self._store.ask("remove_quota", quota_id)
         self._client.announce_quotas()
+        self._once.announce_quotas()
 
-    @checked(user_id=UserId | None, agent=AgentName | None)
-    async def quotas(self, *, user_id: str | None = None, agent: str | None = None) -> Sequence[QuotaUse]:
-        """Return the quotas that limit a user and an agent, with what is used of them in the present period.
+    @checked(user_id=UserId | None, agent=AgentName | None, tenant=TenantName | None)
+    async def quotas(
+        self, *, user_id: str | None = None, agent: str | None = None, tenant: str | None = None
+    ) -> Sequence[QuotaUse]:
+        """Return the quotas that limit a user, an agent or a tenant, with what is used of them in the present period.
 
         Args:
-            user_id: whose quotas; without it, all quotas, and those of each user (`"*"`) do not say what is used.
+            user_id: whose quotas, those of the user's tenant among them; without it, all quotas, and those of each user
+                (`"*"`) do not say what is used.
             agent: only those that limit this agent's sessions, likewise.
+            tenant: only those that limit users of this tenant, likewise; none with a user who does not have it.
         """
         await self._start.done()
-        uses: Sequence[QuotaUse] = await self._store.run(lambda store: quota_uses(store, user_id, agent))
+        uses: Sequence[QuotaUse] = await self._store.run(lambda store: quota_uses(store, user_id, agent, tenant))
         return uses
+
+    @checked(user_id=UserId, tenant=TenantName | None)
+    async def set_tenant(self, user_id: str, tenant: str | None) -> None:
+        """Give a user a tenant: a label such as the name of a company, by which quotas, the ledger and lists go.
+
+        It takes the place of the user's earlier tenant; None removes that. The user needs no session. What the user has
+        spent before stays with the earlier tenant. Sessions in processes of Ray know it within ten seconds, those of
+        this process at once.
+
+        Args:
+            tenant: an id of at most 64 bytes.
+        """
+        self._check_writes("*", "set_tenant")
+        await self._start.done()
+        await self._store.ask("set_tenant", user_id, tenant)
+        self._client.announce_quotas()
+        self._once.announce_quotas()
+
+    @checked(user_id=UserId)
+    async def tenant(self, user_id: str) -> str | None:
+        """Return a user's tenant; None if the user has none."""
+        await self._start.done()
+        tenants: Mapping[str, str] = await self._store.ask("tenants_of", [user_id])
+        return tenants.get(user_id)
+
+    @checked(cursor=NameCursor | None, limit=Limit)
+    async def tenants(self, *, cursor: str | None = None, limit: int = 100) -> Page[Tenant]:
+        """Return a page of the tenants that users have, by their names, and of how many users each is the tenant.
+
+        Pass the page's `cursor` to get the next page.
+        """
+        await self._start.done()
+        tenants: Sequence[Tenant] = await self._store.ask("tenants", after=cursor or "", limit=limit + 1)
+        page = tuple(tenants[:limit])
+        return Page(page, page[-1].tenant if len(tenants) > limit else None)
+
+    @checked(tenant=TenantName, cursor=NameCursor | None, limit=Limit)
+    async def users(self, tenant: str, *, cursor: str | None = None, limit: int = 100) -> Page[str]:
+        """Return a page of the ids of the users who have a tenant, in order.
+
+        Pass the page's `cursor` to get the next page.
+        """
+        await self._start.done()
+        users: Sequence[str] = await self._store.ask("users", tenant, after=cursor or "", limit=limit + 1)
+        page = tuple(users[:limit])
+        return Page(page, page[-1] if len(users) > limit else None)
 
     @checked(user_id=UserId | None)
     async def files(self, *, user_id: str | None = None) -> AsyncFiles:
@@ -949,7 +1030,14 @@ class AsyncSessionManager:
         await self._start.done()
         return AsyncFiles(self._client, SessionKey(OF_USER, user_id or DEFAULT_USER))
 
-    @checked(user_id=UserId | None, agent=AgentName | None, since=Day | None, until=Day | None, by=LedgerFields)
+    @checked(
+        user_id=UserId | None,
+        agent=AgentName | None,
+        since=Day | None,
+        until=Day | None,
+        by=LedgerFields,
+        tenant=TenantName | None,
+    )
     async def usage(
         self,
         *,
@@ -958,6 +1046,7 @@ class AsyncSessionManager:
         since: date | str | None = None,
         until: date | str | None = None,
         by: Sequence[LedgerField] = (),
+        tenant: str | None = None,
     ) -> UsageReport:
         """Return what was spent: runs, tokens, time and cost, also by stopped runs, and by sessions that were deleted.
 
@@ -969,7 +1058,9 @@ class AsyncSessionManager:
             agent: only what sessions of this agent have spent.
             since: only on this day or later, in UTC: a date, or a text such as `2026-11-29`.
             until: only on this day or before.
-            by: what to split the sums by: `day`, `user`, `agent`, `session`, `kind` (see `SpentOn`), `model`, `tool`.
+            by: what to split the sums by: `day`, `user`, `agent`, `session`, `kind` (see `SpentOn`), `model`, `tool`,
+                `tenant`.
+            tenant: only what users have spent while they had this tenant: see `set_tenant`.
 
         Raises:
             InvalidInputError: `since` is after `until`.
@@ -978,7 +1069,7 @@ class AsyncSessionManager:
             raise InvalidInputError("since", since, f"must not be after until, {until}")
         await self._start.done()
         first, last = (None if day is None else str(day) for day in (since, until))
-        query = LedgerQuery(user_id, agent, first, last, tuple(by))
+        query = LedgerQuery(user_id, agent, first, last, tuple(by), tenant)
         rows: list[LedgerRow] = await self._store.ask("ledger", query)
         return UsageReport(by=query.by, since=query.since, until=query.until, rows=tuple(rows))
 
@@ -1004,6 +1095,7 @@ class AsyncSessionManager:
         await self._start.done()
         await self._once.forget(user_id)
         report = await forget(self._client, self._store, user_id, verify=verify)
+        self._once.announce_quotas()
         await collect_files(self._client)
         return report
 
@@ -1075,7 +1167,7 @@ class AsyncSessionManager:
     ) -> AsyncExecutionHandle:
         """Return the handle of a run of any of the user's sessions; without a user, of those of the user "default".
 
-        Also finds runs of `run_once`, by any manager of this Ray, as long as they are there.
+        Also finds runs of `run_once`, by any manager of this store on this Ray, as long as they are there.
 
         Args:
             as_user: the member of its session for whom it is: see `get`.
@@ -1123,11 +1215,12 @@ class AsyncSessionManager:
             self._client.warm_up()
             self._client.look_for_deliveries()
 
-    def _check_engine(self, name: str | None, session_id: str) -> EngineBuilder:
-        """Return the engine of this name. Raise ConfigError, which names the session, if there is none."""
-        builder = engine_named(as_engine(self._engine), name)
+    def _check_engine(self, name: str | None, session: SessionKey) -> EngineBuilder:
+        """Return the engine of a session. Raise ConfigError, which names the session, if there is none of this name."""
+        engines = as_engine(self._engine)
+        builder = answering(engine_named(engines, chosen_name(engines, name, session)))
         if isinstance(builder, MissingEngine):
-            raise builder.error(session_id)
+            raise builder.error(session.session_id)
         return builder
 
     def _check_writes(self, session_id: str, verb: str) -> None:
@@ -1141,12 +1234,20 @@ class AsyncSessionManager:
 
 
 def _query(
-    user_id: str | None, agent: str | None, status: SessionStatus | None, *, agents: bool, shared: bool
+    user_id: str | None,
+    agent: str | None,
+    status: SessionStatus | None,
+    *,
+    agents: bool,
+    shared: bool,
+    tenant: str | None,
 ) -> dict[str, Any]:
     """Return the filters by which a store finds sessions."""
-    query: dict[str, Any] = {"agent": agent, "status": status}
+    query: dict[str, Any] = {"agent": agent, "status": status, "tenant": tenant}
     if not shared:
         return {"user_id": user_id, "called_by": None if agents else NO_CALLER, **query}
     if user_id is None:
         raise InvalidInputError("shared", True, "pass the user_id of the member")
+    if tenant is not None:
+        raise InvalidInputError("tenant", shown(tenant), "pass it without shared: members may be of any tenant")
     return {"member": user_id, **query}

@@ -76,6 +76,11 @@ class AsyncOnce:
             for session in page:
                 await AsyncSessionHost(client, SessionRef.of(session)).remove(memory=False, verify=False)
 
+    def announce_quotas(self) -> None:
+        """Say that quotas or tenants were changed. Does not wait."""
+        if self._client:
+            self._client.announce_quotas()
+
     async def _is_there(self) -> bool:
         return await steps.in_thread(partial(self._runtime.has_shared_store, self._url))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, TypeAlias, Unpack, cast
+from typing import Any, Unpack, cast
 
 from turnwise.actors.client.session_host import AsyncSessionHost
 from turnwise.actors.client.shared.arguments import (
@@ -16,30 +16,29 @@ from turnwise.actors.client.shared.arguments import (
     MemoryUseArg,
     Names,
     Number,
+    PastTime,
     Text,
     Time,
     Type,
     Types,
     WaitSeconds,
     checked,
+    time_before,
 )
 from turnwise.actors.client.shared.item_changes import checked_changes
 from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
-from turnwise.memory.conversation.views.notebook_display import Rows
+from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem
 from turnwise.memory.longterm.memory_types import AnyCategory, AnyType, MemoryType, types_of
-from turnwise.memory.longterm.recall.recalled_content import RecalledContent
+from turnwise.memory.longterm.recall.recalled_content import RecalledContent, RecalledItems
 from turnwise.memory.longterm.retention.about import About, Deleted
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.stores.base import Page
 from turnwise.memory.values.frozen_json import plain_json
 from turnwise.memory.values.ids import new_id
-
-_Items: TypeAlias = list[MemoryItem]
-"""In the class below, `list` is a method."""
 
 
 class AsyncSessionMemory:
@@ -107,7 +106,7 @@ class AsyncSessionMemory:
             )
         )
 
-    @checked(query=Text, limit=Limit, types=Types | None, category=Category | None, as_of=Time | None)
+    @checked(query=Text, limit=Limit, types=Types | None, category=Category | None, as_of=PastTime | None)
     async def recall(
         self,
         query: str,
@@ -115,8 +114,8 @@ class AsyncSessionMemory:
         limit: int = 10,
         types: Collection[AnyType] | None = None,
         category: AnyCategory | None = None,
-        as_of: float | None = None,
-    ) -> _Items:
+        as_of: float | Turn | None = None,
+    ) -> RecalledItems:
         """Return up to `limit` items that are relevant to the query, best first; several memories' items alternate.
 
         An item's `memory` names its memory, `score` says how relevant it is, `words` and `passage` what matched. Items
@@ -126,10 +125,12 @@ class AsyncSessionMemory:
         Args:
             types: return items of these types only; of all types if omitted. Names are accepted: `["facts"]`.
             category: return items of this category only; its name is accepted: `"semantic"`.
-            as_of: return what was valid at this time, in seconds since the epoch.
+            as_of: return what was valid at this time, in seconds since the epoch, or before a turn began. Items that
+                were changed later are left out, since what they said then is not kept, and so is what was deleted: then
+                the result's `trouble` says that it is a lower bound.
         """
-        item_types = types_of(category, types)
-        return Rows(await self._host.ask(verbs.recall(query, limit=limit, types=item_types, as_of=as_of)))
+        item_types, time_s = types_of(category, types), as_of if as_of is None else time_before(as_of)
+        return RecalledItems(await self._host.ask(verbs.recall(query, limit=limit, types=item_types, as_of=time_s)))
 
     @checked(query=Text, limit=Limit)
     async def recall_apart(self, query: str, *, limit: int = 10) -> RecalledContent:

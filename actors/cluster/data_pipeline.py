@@ -75,7 +75,7 @@ def check_ray_data() -> None:
     try:
         importlib.import_module("ray.data")
     except ImportError as error:
-        reason = f"Ray Data cannot be imported ({error}): pip install 'turnwise[replay]', or leave on_ray out"
+        reason = f"Ray Data cannot be imported ({error}): pip install 'turnwise[dataset]', or leave on_ray out"
         raise ConfigError("on_ray", True, reason) from error
 
 

@@ -47,6 +47,8 @@ class StoreSpec:
     """Where the bytes of files are: a folder, or a URL of fsspec; None if nowhere, or in the store itself."""
     read_only: bool = False
     """Whether it is opened for reading only, while another owner uses it."""
+    accounts: StoreSpec | None = None
+    """The store whose quotas limit this one's runs, and count what they use: see `accounted`; None: its own."""
 
     def store_id_in(self, namespace: str) -> str:
         """See `store_id_of`."""
@@ -55,6 +57,14 @@ class StoreSpec:
 
     def open_store(self, runtime: Runtime) -> SessionStore:
         """Open the store in this process; for `memory://`, return the store that the runtime's processes share."""
+        store = self._open_own(runtime)
+        if self.accounts is None:
+            return store
+        from turnwise.memory.stores.accounted import accounted
+
+        return accounted(store, self.accounts.open_store(runtime))
+
+    def _open_own(self, runtime: Runtime) -> SessionStore:
         if isinstance(self.url, StoreObject):
             from turnwise.memory.stores.base import SessionStore
 

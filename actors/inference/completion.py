@@ -39,11 +39,22 @@ async def ask(
     Raises:
         Exception: any error of the engine.
     """
-    runner = await off_loop(builder.build, context.session)
     shown = Turn(context.session.session_id, TurnRecord(index=0), BlockCache()).showing(request)
+    return await ask_turn(builder, shown, context, off_loop, grace_s)
+
+
+async def ask_turn(
+    builder: EngineBuilder,
+    turn: Turn,
+    context: CompletionContext,
+    off_loop: Callable[..., Awaitable[Any]],
+    grace_s: float,
+) -> list[Block]:
+    """Return the engine's answer to a turn; see `ask`."""
+    runner, request = await off_loop(builder.build, context.session), turn.blocks
     answer: list[Block] | None = None
     try:
-        answer = await checked(lambda: runner.run(shown, context))
+        answer = await checked(lambda: runner.run(turn, context))
         return answer
     except asyncio.CancelledError:
         context.count(request, context.output, is_whole=False)

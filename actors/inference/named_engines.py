@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
+from turnwise.actors.inference.shadow import answering
+from turnwise.actors.inference.split import Split
 from turnwise.errors import ConfigError, InvalidIdError, shown
+from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.values.frozen_json import FrozenDict
 from turnwise.memory.values.ids import check_id
 
 
@@ -19,7 +23,7 @@ class NamedEngines:
 
     def build(self, session: SessionView) -> InferenceRunner:
         """See `EngineBuilder`."""
-        return next(iter(self.engines.values())).build(session)
+        return first_engine(self).build(session)
 
 
 @dataclass(frozen=True)
@@ -44,9 +48,12 @@ def as_engine(engine: Any) -> EngineBuilder:
     """Return the engine that a manager was given; a mapping of names to engines as `NamedEngines`.
 
     Raises:
-        ConfigError: it is no engine and no such mapping.
+        ConfigError: it is no engine and no such mapping, or it has a `Split` that names no engine beside it.
     """
     if not isinstance(engine, Mapping):
+        if isinstance(engine, Split):
+            reason = "give it a name beside the engines that it names: engine={'main': Split(...), 'a': ...}"
+            raise ConfigError("engine", "Split", reason)
         return _checked("engine", engine)
     if not engine:
         raise ConfigError("engine", engine, "name at least one engine")
@@ -56,6 +63,10 @@ def as_engine(engine: Any) -> EngineBuilder:
         except InvalidIdError as error:
             raise ConfigError("engine", name, str(error)) from None
         _checked(f"engine[{name!r}]", builder)
+        for part in builder.shares if isinstance(builder, Split) else ():
+            if part not in engine or isinstance(engine[part], Split):
+                reason = f"a Split names an engine beside it, which is no Split: add {part!r} to the engines"
+                raise ConfigError(f"engine[{name!r}]", part, reason)
     return NamedEngines(dict(engine))
 
 
@@ -67,13 +78,31 @@ def _checked(field: str, engine: Any) -> EngineBuilder:
 
 
 def engines_of(builder: EngineBuilder) -> list[EngineBuilder]:
-    """Return the engines that a manager's engine stands for."""
-    return list(builder.engines.values()) if isinstance(builder, NamedEngines) else [builder]
+    """Return the engines that answer a manager's runs: no `Split`, and no candidate of a `Shadow`."""
+    engines = builder.engines.values() if isinstance(builder, NamedEngines) else [builder]
+    return [answering(engine) for engine in engines if not isinstance(engine, Split)]
+
+
+def first_engine(builder: EngineBuilder) -> EngineBuilder:
+    """Return the engine of sessions without a name; if that is a `Split`, the first one that it names."""
+    engine = engine_named(builder, None)
+    return answering(engine_named(builder, next(iter(engine.shares))) if isinstance(engine, Split) else engine)
+
+
+def chosen_name(
+    builder: EngineBuilder, name: str | None, session: SessionKey, labels: Mapping[str, str] = FrozenDict()
+) -> str | None:
+    """Return the name of the engine of a run, whose session has an engine of this name: a `Split` chooses one."""
+    engine = engine_named(builder, name)
+    return engine.choose(session, labels) if isinstance(engine, Split) else name
 
 
 def engine_named(builder: EngineBuilder, name: str | None) -> EngineBuilder:
-    """Return the engine with this name, or a `MissingEngine`; the first one for None."""
+    """Return the engine with this name, or a `MissingEngine`; the first one for None.
+
+    It may be a `Split` or a `Shadow`: see `chosen_name` and `answering`.
+    """
     if name is None:
-        return engines_of(builder)[0]
+        return next(iter(builder.engines.values())) if isinstance(builder, NamedEngines) else builder
     engines = builder.engines if isinstance(builder, NamedEngines) else {}
     return engines.get(name) or MissingEngine(name, tuple(engines))

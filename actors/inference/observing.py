@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from turnwise.actors.inference.engine import SessionView
     from turnwise.memory.conversation.runs import RunRecord
 
-Part = Literal["chat", "tool", "recall"]
-"""A part of a run: a request to a model, a tool call, or a search in a long-term memory."""
+Part = Literal["chat", "tool", "recall", "shadow"]
+"""A part of a run: a request to a model, a tool call, a search in a long-term memory, or a candidate's answer beside
+it."""
 
 _log = logging.getLogger(__name__)
 

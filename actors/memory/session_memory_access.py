@@ -23,6 +23,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.ledger import SpentOn
 from turnwise.memory.longterm.base import (
+    DegradedRecall,
     ItemChanges,
     MemoryItem,
     Pinning,
@@ -31,6 +32,7 @@ from turnwise.memory.longterm.base import (
     can_list,
     has_profiles,
     is_read_only,
+    trouble_of,
 )
 from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.recalled_content import RecalledContent
@@ -133,7 +135,13 @@ class SessionMemoryAccess:
         by_text: dict[str, MemoryItem] = {}
         for item in ranked:
             by_text.setdefault(item.text, item)
-        return list(by_text.values())[:limit]
+        troubles = [
+            f"{slot.name}: {trouble}"
+            for slot, result in zip(self._slots, results, strict=True)
+            if not isinstance(result, BaseException) and (trouble := trouble_of(result))
+        ]
+        best = list(by_text.values())[:limit]
+        return DegradedRecall(best, "; ".join(troubles)) if troubles else best
 
     async def recall_apart(self, query: str, *, limit: int = 10) -> RecalledContent:
         """Return up to `limit` items of each memory that are relevant to the query, by kinds of memories.

@@ -107,8 +107,10 @@ class SessionConfig:
 
     storage_limit: PositiveCount | None = None
     """How many blocks (prompts, answers, calls and results) a session keeps stored. Above it, the oldest turns go for
-    good once no run is active or queued, with their events, and with the summaries that they are part of. The newest
-    turn stays, and so do turns that a memory has yet to get. Long-term memories keep what they have."""
+    good once no run is active or queued, with their events, what search finds of them, and the summaries that they are
+    part of. The newest turn stays, and so do turns that a memory has yet to get. Long-term memories keep what they
+    have, the ledger its sums, and the session its files. Of each turn that went, half a kilobyte stays: the record of
+    its run, so that a repeated request is known, one event, and an empty place for each block."""
 
     max_labels: Count = 64
     """The maximum number of labels of a run, and of an event that a caller adds."""

@@ -37,6 +37,7 @@ from turnwise.actors.session.runs.recovery import Recovery
 from turnwise.actors.session.runs.run_driver import RunDriver
 from turnwise.actors.session.runs.scheduling import Scheduling
 from turnwise.actors.session.runs.session_reminders import SessionReminders
+from turnwise.actors.session.runs.shadows import Shadows
 from turnwise.actors.session.session_files import SessionFiles
 from turnwise.actors.session.session_row import SessionRow
 from turnwise.actors.session.state.alarm import NO_ALARM, Alarm
@@ -149,6 +150,7 @@ class SessionCore:
             progress=progress,
             agents=agents,
             titles=titles,
+            shadows=Shadows(state, engines, tasks, bill),
             quotas=quota_checks,
             pruning=pruning,
             files=self.files,

@@ -17,11 +17,11 @@ from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.values.records import Record, replace
 
-SpentOn = Literal["run", "summary", "title", "extraction", "recall"]
+SpentOn = Literal["run", "summary", "title", "extraction", "recall", "shadow"]
 """What a model or a tool was called for: a run's answer, a summary of the conversation, its title, facts that a memory
-extracts, or the choice of the facts that a recall returns."""
+extracts, the choice of the facts that a recall returns, or an answer of a candidate beside a run: see `Shadow`."""
 
-LedgerField = Literal["day", "user", "agent", "session", "kind", "model", "tool"]
+LedgerField = Literal["day", "user", "agent", "session", "kind", "model", "tool", "tenant"]
 """By what the ledger can be split: `LedgerRow` has each."""
 
 
@@ -35,6 +35,7 @@ class LedgerKey(NamedTuple):
     kind: str
     model: str
     tool: str
+    tenant: str
 
 
 COLUMNS: Mapping[LedgerField, str] = dict(zip(get_args(LedgerField), LedgerKey._fields, strict=True))
@@ -71,6 +72,11 @@ class Spent:
     def total(self) -> Usage:
         """The whole usage."""
         return sum(self.parts.values(), Usage())
+
+    @property
+    def charged(self) -> Usage:
+        """What counts as the session's usage, and so in its budget: all but answers of candidates beside its runs."""
+        return sum((usage for purpose, usage in self.parts.items() if purpose.kind != "shadow"), Usage())
 
     def with_model(self, model: str) -> "Spent":
         """Return the same usage, with this model where it was not known."""
@@ -111,7 +117,7 @@ class LedgerRow(Record):
     """What was spent on one thing: a row of the ledger, or the sum of several.
 
     In a sum, what the rows were not split by is None. An empty text says that there is none: a session without an
-    agent, a model that no engine has named, a session that was deleted, a user who was forgotten.
+    agent, a model that no engine has named, a session that was deleted, a user who was forgotten or has no tenant.
     """
 
     day: str | None = None
@@ -123,6 +129,8 @@ class LedgerRow(Record):
     """See `SpentOn`."""
     model: str | None = None
     tool: str | None = None
+    tenant: str | None = None
+    """The tenant that the user had when it was spent."""
     runs: int = 0
     """How many runs have ended, of those that had begun."""
     usage: Usage = field(default_factory=Usage)
@@ -214,6 +222,7 @@ def key_in(session: SessionRecord, row: LedgerRow) -> LedgerKey:
         row.kind or "",
         row.model or "",
         row.tool or "",
+        row.tenant or "",
     )
 
 
@@ -227,10 +236,12 @@ class LedgerQuery(NamedTuple):
     until: str | None = None
     """The last day, which counts too."""
     by: tuple[LedgerField, ...] = ()
+    tenant: str | None = None
 
     def matches(self, key: LedgerKey) -> bool:
         """Return whether a row is added up."""
-        is_owner = self.user_id in (None, key.user_id) and self.agent in (None, key.agent)
+        names = (self.user_id, key.user_id), (self.agent, key.agent), (self.tenant, key.tenant)
+        is_owner = all(wanted in (None, own) for wanted, own in names)
         return is_owner and (self.since or "") <= key.day and (self.until is None or key.day <= self.until)
 
     def sums(self, rows: Iterable[tuple[LedgerKey, Sequence[int]]]) -> list[LedgerRow]:

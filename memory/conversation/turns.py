@@ -104,6 +104,9 @@ def turn_id(session_id: str, index: int) -> str:
     return f"{session_id}#{index}"
 
 
+_ANSWERED = "answered"
+"""The name of a log that is never stored. It holds the output of a turn that somebody else answers."""
+
 _RECALLED = "recalled"
 """The name of a log that is never stored. It holds the recalled blocks of a turn, for requests only."""
 
@@ -303,6 +306,12 @@ class Turn:
             self._record, status=status, output=(), usage=None, stop_reason=None, metadata=FrozenDict(), carried=()
         )
         return Turn(self._session_id, record, self._cache, self._prompt_blocks, self._branches)
+
+    def answered(self, output: Sequence[Block]) -> "Turn":
+        """Return a copy of this turn whose run has added these blocks, for a request to a model. It is never stored."""
+        record = replace(self._record, output=(Span(_ANSWERED, 0, len(output)),) if output else ())
+        cache = self._cache.over(_ANSWERED, list(output))
+        return Turn(self._session_id, record, cache, self._prompt_blocks, self._branches)
 
     def beside(self, branches: Branches) -> "Turn":
         """Return this turn as one of a session that has these branches."""

@@ -120,11 +120,22 @@ async def as_file(block: Attachment, max_bytes: int, put: Put) -> Attachment:
         return block
     if len(block.data) * 3 // 4 - 2 <= max_bytes or len(data := base64.b64decode(block.data)) <= max_bytes:
         return block
-    media_type = block.media_type
-    name = (block.name if isinstance(block, Document) else "") or block.kind
-    file_id = file_id_of(name, media_type, hashlib.sha256(data).digest())
-    await put(name, data, media_type, file_id)
+    file_id = _moved_id(block, data)
+    await put(_name_of(block), data, block.media_type, file_id)
     return block.model_copy(update={"data": None, "file": file_id, "size": len(data)})
+
+
+def moved_id(block: Attachment) -> str | None:
+    """Return the id that `as_file` gives the file of a block with data; None if the block has none."""
+    return _moved_id(block, base64.b64decode(block.data)) if block.data and block.media_type else None
+
+
+def _moved_id(block: Attachment, data: bytes) -> str:
+    return file_id_of(_name_of(block), block.media_type or "", hashlib.sha256(data).digest())
+
+
+def _name_of(block: Attachment) -> str:
+    return (block.name if isinstance(block, Document) else "") or block.kind
 
 
 async def with_files(blocks: Sequence[AnyKind], max_bytes: int, put: Put) -> list[AnyKind]:

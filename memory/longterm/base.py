@@ -142,7 +142,13 @@ class Reminding(Protocol):
     """
 
     async def remind(
-        self, scope: Scope, prompt: str, *, limit: int = 10, types: Collection[MemoryType] | None = None
+        self,
+        scope: Scope,
+        prompt: str,
+        *,
+        limit: int = 10,
+        types: Collection[MemoryType] | None = None,
+        as_of: float | None = None,
     ) -> Reminder:
         """Return the user's profile, and the items without which the prompt may be answered worse: for most, none.
 
@@ -152,6 +158,7 @@ class Reminding(Protocol):
         Args:
             limit: the most items that are not in the profile. Items of the profile that stand out as much are returned
                 too, up to as many again.
+            as_of: what it would have been at this time, as in `LongTermMemory.recall`. Sessions ask for the present.
         """
 
 
@@ -308,8 +315,10 @@ class LongTermMemory(Protocol):
 
         Args:
             types: the types of items to return; all if left out.
-            as_of: return the items that were valid at this time, in seconds since the epoch: without later items and
-                without items that were superseded by then.
+            as_of: return the items that were valid at this time, in seconds since the epoch: without later items,
+                without items that were superseded by then, and without items that were changed later, as what they
+                said then is not kept. If there are such, the result is a `DegradedRecall`: a lower bound of what was
+                recalled then. What was deleted stays deleted. It counts as no use of the items.
         """
 
     async def update(

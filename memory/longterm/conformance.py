@@ -15,7 +15,15 @@ from typing import Any
 
 from turnwise.errors import InvalidInputError, InvalidMemoryError, ReadOnlyMemoryError
 from turnwise.memory.conversation.spans import Span
-from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Mentioning, Scope, Source, is_read_only
+from turnwise.memory.longterm.base import (
+    LongTermMemory,
+    MemoryItem,
+    Mentioning,
+    Scope,
+    Source,
+    is_read_only,
+    trouble_of,
+)
 from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.stores.conformance.fixtures import IDS
 from turnwise.memory.stores.conformance.laws import Law, check_law, collector, equal, refuses
@@ -473,6 +481,21 @@ async def check_as_of_returns_past_items(memory: LongTermMemory) -> None:
         expected = [f"i{time}" for time in times if time <= as_of]
         equal(await _ids(memory, _U, "glacier", as_of=as_of), expected, f"what there was at {as_of}")
     equal(await _ids(memory, _U, "glacier"), [f"i{time}" for time in times], "what there is")
+
+
+@_law
+async def check_items_changed_later_are_no_part_of_the_past(memory: LongTermMemory, other: LongTermMemory) -> None:
+    """Nor are those that were deleted. A recall of a time at which a changed item was there says that it lacks some."""
+    names = ("changed", "kept", "deleted")
+    await _keep(memory, _U, [_item(name, f"The {name} harbour is deep.", created_at=10.0) for name in names])
+    equal(await memory.update(_U, "changed", "The changed harbour is shallow now."), True, "whether it was changed")
+    equal(await memory.forget(_U, ["deleted"]), 1, "how many were deleted")
+    past = await other.recall(_U, "harbour", as_of=20.0)
+    equal([item.id for item in past], ["kept"], "what was")
+    equal(trouble_of(past) is None, False, "whether it says that it may lack items")
+    equal(trouble_of(await other.recall(_U, "harbour", as_of=9.0)), None, "what is missing before there was any")
+    equal(await _ids(other, _U, "harbour"), ["changed", "kept"], "what there is")
+    equal(await _ids(other, _U, "harbour", as_of=1e12), ["changed", "kept"], "what there will be")
 
 
 @_law

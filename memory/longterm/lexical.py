@@ -25,7 +25,7 @@ from turnwise.memory.longterm.base import (
 from turnwise.memory.longterm.items.base import ALL, ItemFilter, ItemStore, all_items
 from turnwise.memory.longterm.items.changes import pin, update
 from turnwise.memory.longterm.items.mentions import mentions_in
-from turnwise.memory.longterm.items.rules import matches
+from turnwise.memory.longterm.items.rules import is_of_later, matches, trouble_of_past
 from turnwise.memory.longterm.items.texts import still_contained, to_delete
 from turnwise.memory.longterm.items.urls import items_at
 from turnwise.memory.longterm.memory_types import MemoryType
@@ -133,11 +133,13 @@ class LexicalMemory:
         per_category: bool = False,
     ) -> Sequence[MemoryItem]:
         which = ItemFilter(types=types, as_of=as_of)
-        indexed = await self.indexed(scope, await self.items(scope, which), which)
+        items, changed = await self.items_then(scope, which)
+        indexed = await self.indexed(scope, items, which)
         ranked = await self._ranked(indexed, query, limit=max(limit, 0), per_category=per_category)
         best = list(ranked)
-        self.use(scope, [item.id for item in best], recalled=True)
-        return recalled(best, trouble_of(ranked))
+        if as_of is None:  # who looks at the past uses nothing
+            self.use(scope, [item.id for item in best], recalled=True)
+        return recalled(best, trouble_of(ranked) or trouble_of_past(changed))
 
     async def remind(
         self,
@@ -146,6 +148,7 @@ class LexicalMemory:
         *,
         limit: int = 10,
         types: Collection[MemoryType] | None = None,
+        as_of: float | None = None,
         profile: Collection[MemoryType] = (),
         per_category: bool = False,
     ) -> Reminder:
@@ -154,8 +157,8 @@ class LexicalMemory:
         Args:
             profile: the types of items that are in the profile in addition.
         """
-        which = ItemFilter(types=types)
-        items = await self.items(scope, which)
+        which = ItemFilter(types=types, as_of=as_of)
+        items, changed = await self.items_then(scope, which)
         indexed = await self.indexed(scope, items, which)
         profile_items = with_wishes(profile_of(items, profile), indexed.user_index.wishes(scope, which))
         most = max(limit, 0) + len(profile_items)
@@ -163,8 +166,10 @@ class LexicalMemory:
         if prompt:
             ranked = await self._ranked(indexed, prompt, limit=most, per_category=per_category, is_reminder=True)
         recalled_items = within_limits(profile_items, ranked, limit, per_category=per_category)
-        self.use_profile(scope, profile_items, recalled_items)
-        return Reminder(profile=profile_items, items=recalled(recalled_items, trouble_of(ranked)))
+        if as_of is None:
+            self.use_profile(scope, profile_items, recalled_items)
+        trouble = trouble_of(ranked) or trouble_of_past(changed)
+        return Reminder(profile=profile_items, items=recalled(recalled_items, trouble))
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         """See `Pinning.pin`."""
@@ -283,7 +288,19 @@ class LexicalMemory:
     # Retention
 
     async def items(self, scope: Scope, which: ItemFilter = ALL) -> list[MemoryItem]:
-        """Return all items that the scope sees and that are neither expired nor resolved, newest first."""
+        """Return all items that the scope sees and that are neither expired nor resolved, newest first.
+
+        With `as_of`, those that were not changed after that time.
+        """
+        return (await self.items_then(scope, which))[0]
+
+    async def items_then(self, scope: Scope, which: ItemFilter) -> tuple[list[MemoryItem], int]:
+        """Return what `items` returns, and how many items are missing there because they were changed later."""
+        items = await self._stored(scope, which)
+        unchanged = [item for item in items if not is_of_later(item, which.as_of)]
+        return unchanged, len(items) - len(unchanged)
+
+    async def _stored(self, scope: Scope, which: ItemFilter) -> list[MemoryItem]:
         which = replace(which, live_at=self._clock() if which.as_of is None else which.as_of)
         if self._retention is None:
             return await all_items(self._store, scope, which)

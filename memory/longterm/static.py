@@ -23,7 +23,7 @@ from turnwise.memory.longterm.base import (
     recalled,
 )
 from turnwise.memory.longterm.items.base import ItemFilter, ItemStore, all_items
-from turnwise.memory.longterm.items.rules import checked_item, matches, parse_position
+from turnwise.memory.longterm.items.rules import checked_item, is_of_later, matches, parse_position, trouble_of_past
 from turnwise.memory.longterm.items.urls import items_at
 from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.embedding_function import portable
@@ -189,10 +189,12 @@ class StaticMemory:
         *,
         limit: int = 10,
         types: Collection[MemoryType] | None = None,
+        as_of: float | None = None,
         per_category: bool = False,
     ) -> Reminder:
         """See `Reminding`. The profile is empty."""
-        items = await self._best(prompt, limit, types=types, per_category=per_category, is_reminder=True)
+        options = {"per_category": per_category, "is_reminder": True}
+        items = await self._best(prompt, limit, types=types, as_of=as_of, **options)
         return Reminder(profile=(), items=items)
 
     async def _best(
@@ -206,7 +208,9 @@ class StaticMemory:
         is_reminder: bool = False,
     ) -> Sequence[MemoryItem]:
         which = ItemFilter(types=types, as_of=as_of, live_at=time.time() if as_of is None else as_of)
-        items = await self._facts(which)
+        facts = await self._facts(which)
+        items = [item for item in facts if not is_of_later(item, as_of)]
+        past = trouble_of_past(len(facts) - len(items))
         kinds = None if types is None else frozenset(types)
         indexed = await self._indexes.of(self._owner.user_id, (kinds, as_of is None), items)
         options = {"per_category": per_category, "is_reminder": is_reminder}
@@ -215,7 +219,7 @@ class StaticMemory:
             ranked_ids = {item.id for item in ranked}
             ranked += [replace(item, score=0.0) for item in items if item.id not in ranked_ids]
         best = first_of_each(ranked, max(limit, 0)) if per_category else ranked[: max(limit, 0)]
-        return recalled(best, indexed.trouble or (self._table.trouble if self._table else None) or trouble)
+        return recalled(best, indexed.trouble or (self._table.trouble if self._table else None) or trouble or past)
 
     async def _facts(self, which: ItemFilter) -> Sequence[MemoryItem]:
         own = [item for item in await self._own() if matches(item, which)]

@@ -31,6 +31,7 @@ from turnwise.memory.longterm.items.base import ItemFilter
 from turnwise.memory.longterm.items.changes import pin, update
 from turnwise.memory.longterm.items.mentions import mentions_in
 from turnwise.memory.longterm.items.rows import Loaded, Pending, key_of
+from turnwise.memory.longterm.items.rules import trouble_of_past
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.items.texts import still_contained, to_delete
 from turnwise.memory.longterm.lexical import profile_of, with_wishes, within_limits
@@ -205,11 +206,12 @@ class VectorMemory:
         *,
         limit: int = 10,
         types: Collection[MemoryType] | None = None,
+        as_of: float | None = None,
         per_category: bool = False,
     ) -> Reminder:
         """See `Reminding`. The profile has pinned items and standing wishes. Reads the file once for both parts."""
         more = {"is_reminder": True, "per_category": per_category}
-        return await self._answer(Recall(scope=scope, query=prompt, limit=limit, types=types, **more))
+        return await self._answer(Recall(scope=scope, query=prompt, limit=limit, types=types, as_of=as_of, **more))
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
         """See `Pinning.pin`."""
@@ -356,7 +358,8 @@ class VectorMemory:
         if vectors[0] is not None and self.trouble is before:
             self._vectors.recover()
         if self._retention is not None and self._retention.refresh:
-            for request, answer in zip(batch, answers, strict=True):
+            of_now = (pair for pair in zip(batch, answers, strict=True) if pair[0].as_of is None)
+            for request, answer in of_now:
                 self._uses.note(request.scope.user_id, [item.id for item in (*answer.profile, *answer.items)], now)
         return answers
 
@@ -559,7 +562,11 @@ class VectorMemory:
             else:
                 ranked = user_index.rank(match, limit=most, near=user_index.near(rows), per_category=per_category)
             best = within_limits(profile, ranked, request.limit, per_category=request.per_category)
-            items = recalled(best, trouble or troubles.get(request.scope.user_id))
+            why_fewer = trouble or troubles.get(request.scope.user_id)
+            if why_fewer is None and request.as_of is not None:
+                filters = ItemFilter(types=request.types, as_of=request.as_of, live_at=request.as_of)
+                why_fewer = trouble_of_past(user_index.changed_since(request.scope, filters))
+            items = recalled(best, why_fewer)
             answers.append(Reminder(profile=profile, items=items))
         return answers
 

@@ -15,6 +15,7 @@ from turnwise.errors import InvalidInputError, QuotaExceededError, QuotaNotFound
 from turnwise.memory.conversation.ledger import LedgerRow, nanos_of
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.conversation.views.notebook_display import record_html
+from turnwise.memory.quotas.tenants import check_tenant
 from turnwise.memory.values.ids import check_names
 from turnwise.memory.values.records import Record
 
@@ -32,7 +33,7 @@ QuotaUnit = Literal["runs", "tokens", "cost"]
 _CALL_PREFIX = "quota-"
 
 EACH = "*"
-"""As the user or the agent of a quota: each of them has a count of its own."""
+"""As the user, the agent or the tenant of a quota: each of them has a count of its own."""
 
 MAX_QUOTAS = 100
 """How many quotas a store has at most: each run that begins is compared with all of them."""
@@ -48,15 +49,18 @@ _UNITS: Mapping[QuotaUnit, int] = {"runs": 1, "tokens": 1, "cost": 10**9}
 class Quota(Record):
     """What may be used in each period: exactly one of `runs`, `tokens` and `cost`.
 
-    Without a user and an agent it limits all sessions of the store together. With both it limits the sessions of that
-    user that are that agent's. `"*"` stands for each: `Quota(user_id="*", runs=100, per="day")` gives each user 100
-    runs a day.
+    Without a user, an agent and a tenant it limits all sessions of the store together. With several of them it limits
+    the sessions that are of all of these. `"*"` stands for each: `Quota(user_id="*", runs=100, per="day")` gives each
+    user 100 runs a day, `Quota(tenant="acme", user_id="*", runs=100)` each user of the tenant "acme".
     """
 
     user_id: str | None = None
     """Whose sessions it limits: a user's, or each user's on their own (`"*"`)."""
     agent: str | None = None
     """The sessions of which agent it limits: of one, or of each on its own (`"*"`). Sessions without one are not
+    limited then."""
+    tenant: str | None = None
+    """The users of which tenant it limits: of one, together, or of each on its own (`"*"`). Users without one are not
     limited then."""
     runs: int | None = None
     """How many runs are accepted."""
@@ -73,7 +77,7 @@ class Quota(Record):
     @property
     def quota_id(self) -> str:
         """Names the quota, by what it limits: one with another limit for the same replaces it."""
-        names = json.dumps([self.user_id, self.agent, self.unit, self.per]).encode()
+        names = json.dumps([self.user_id, self.agent, self.tenant, self.unit, self.per]).encode()
         return hashlib.blake2b(names, digest_size=6).hexdigest()
 
     @property
@@ -95,16 +99,15 @@ class Quota(Record):
     @property
     def scope(self) -> str:
         """Whom it limits, as a text."""
-        return scope_of(self.user_id, self.agent)
+        return scope_of(self.user_id, self.agent, self.tenant)
 
-    def counter_of(self, user_id: str, agent: str | None) -> "CounterKey | None":
-        """Return which counter sessions of this user and agent add to; None if it does not limit them."""
-        if self.user_id not in (None, EACH, user_id):
+    def counter_of(self, user_id: str, agent: str | None, tenant: str | None = None) -> "CounterKey | None":
+        """Return which counter sessions of this user, agent and tenant add to; None if it does not limit them."""
+        names = (self.user_id, user_id), (self.agent, agent), (self.tenant, tenant)
+        if any(limited is not None and (not own or limited not in (EACH, own)) for limited, own in names):
             return None
-        if self.agent is not None and (agent is None or self.agent not in (EACH, agent)):
-            return None
-        own_user, own_agent = user_id if self.user_id else "", (agent or "") if self.agent else ""
-        return CounterKey(own_user, own_agent, self.quota_id)
+        own_user, own_agent, own_tenant = ((own or "") if limited else "" for limited, own in names)
+        return CounterKey(own_user, own_agent, self.quota_id, own_tenant)
 
     def amount(self, usage: Usage, runs: int = 0) -> int:
         """Return how much of it this is, as counters count."""
@@ -121,7 +124,7 @@ class Quota(Record):
             used: how much is used, as counters count.
             ends: when the period ends.
         """
-        scope, whole = scope_of(key.user_id or None, key.agent or None), used / _UNITS[self.unit]
+        scope, whole = scope_of(key.user_id or None, key.agent or None, key.tenant or None), used / _UNITS[self.unit]
         retry_after_s = max(0.0, ends - now)
         return QuotaExceededError(
             self.quota_id, scope, self.unit, whole, self.limit, self.per, float(ends), retry_after_s
@@ -144,19 +147,22 @@ def asked_quotas(call_ids: Iterable[str]) -> set[str]:
     return {call_id.removeprefix(_CALL_PREFIX) for call_id in call_ids if call_id.startswith(_CALL_PREFIX)}
 
 
-def scope_of(user_id: str | None, agent: str | None) -> str:
+def scope_of(user_id: str | None, agent: str | None, tenant: str | None = None) -> str:
     """Return whom a quota or a counter is about, as a text."""
-    users = "" if user_id is None else "each user" if user_id == EACH else f"user {user_id!r}"
-    agents = "" if agent is None else "each agent" if agent == EACH else f"agent {agent!r}"
-    return " with ".join(filter(None, (users, agents))) or "all users"
+    kinds = {"user": user_id, "tenant": tenant, "agent": agent}
+    users, tenants, agents = (
+        "" if name is None else f"each {kind}" if name == EACH else f"{kind} {name!r}" for kind, name in kinds.items()
+    )
+    return " with ".join(filter(None, (" of ".join(filter(None, (users, tenants))), agents))) or "all users"
 
 
 class CounterKey(NamedTuple):
-    """Names a counter. The user and the agent are empty where a quota counts all of them together."""
+    """Names a counter. The user, the agent and the tenant are empty where a quota counts all of them together."""
 
     user_id: str
     agent: str
     quota_id: str
+    tenant: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +246,7 @@ class QuotaUse(Record):
 
     quota: Quota
     used: float | None
-    """In runs, tokens or money; None for a quota of each user or agent, if none was named."""
+    """In runs, tokens or money; None for a quota of each user, agent or tenant, if none was named."""
     resets_at: float
     """When the next period begins, in seconds since the epoch."""
 
@@ -252,14 +258,17 @@ class QuotaUse(Record):
     _repr_html_ = record_html
 
 
-def use_of(quota: Quota, counters: QuotaCounters, user_id: str | None, agent: str | None) -> QuotaUse:
-    """Return what was used of a quota, by this user and agent where it counts each on their own."""
+def use_of(
+    quota: Quota, counters: QuotaCounters, user_id: str | None, agent: str | None, tenant: str | None = None
+) -> QuotaUse:
+    """Return what was used of a quota, by this user, agent and tenant where it counts each on their own."""
     ends = period_of(quota.per, counters.now)[1]
-    user = user_id if quota.user_id == EACH else quota.user_id
-    own_agent = agent if quota.agent == EACH else quota.agent
-    if (quota.user_id and user is None) or (quota.agent and own_agent is None):
+    named = [(quota.user_id, user_id), (quota.agent, agent), (quota.tenant, tenant)]
+    names = [own if limited == EACH else limited for limited, own in named]
+    if any(limited and name is None for (limited, _), name in zip(named, names, strict=True)):
         return QuotaUse(quota=quota, used=None, resets_at=float(ends))
-    counter = counters.of(quota, CounterKey(user or "", own_agent or "", quota.quota_id))
+    user, own_agent, own_tenant = (name or "" for name in names)
+    counter = counters.of(quota, CounterKey(user, own_agent, quota.quota_id, own_tenant))
     used = counter.used / _UNITS[quota.unit]
     return QuotaUse(quota=quota, used=used if quota.unit == "cost" else int(used), resets_at=float(counter.ends))
 
@@ -269,11 +278,12 @@ def counts_of(
     user_id: str,
     agent: str | None,
     *,
+    tenant: str | None = None,
     admits: int,
     spent: Sequence[LedgerRow],
     exceeds: Collection[str] = (),
 ) -> list[QuotaCount]:
-    """Return what a commit of a session of this user and agent adds to counters.
+    """Return what a commit of a session of this user, agent and tenant adds to counters.
 
     Args:
         admits: how many runs it accepts. With any, it is checked that no quota is used up.
@@ -282,7 +292,7 @@ def counts_of(
     """
     usage, counts = sum((row.usage for row in spent), Usage()), list[QuotaCount]()
     for quota in quotas:
-        if key := quota.counter_of(user_id, agent):
+        if key := quota.counter_of(user_id, agent, tenant):
             amount = quota.amount(usage, admits)
             if amount or admits:
                 is_checked = bool(admits) and quota.quota_id not in exceeds
@@ -316,6 +326,8 @@ def check_quota(quota: Quota) -> Quota:
         if name is not None and not (isinstance(name, str) and name):
             raise InvalidInputError(f"quota.{field}", shown(name), "pass an id, '*' for each, or None for all together")
         check_names(field, name)
+    if quota.tenant not in (None, EACH):
+        check_tenant(quota.tenant)
     return quota
 
 

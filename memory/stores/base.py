@@ -21,6 +21,7 @@ from turnwise.memory.conversation.views.notebook_display import items_html
 from turnwise.memory.deliveries.records import CALL_ID, Delivery, DeliveryChange, check_delivery
 from turnwise.memory.deliveries.webhooks import WebhookRecord, call_prefix, check_webhook
 from turnwise.memory.quotas.records import Quota, QuotaCount, QuotaCounters
+from turnwise.memory.quotas.tenants import Tenant
 from turnwise.memory.stores.search.records import MessageText
 from turnwise.memory.values.ids import check_names
 
@@ -125,6 +126,8 @@ class Activation:
     """The runs that have not ended, by turn index."""
     now: float
     """The time by the store's clock: see `SessionStore.now`."""
+    tenant: str | None = ""
+    """The tenant of the session's user; None if the user has none, empty if the store does not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,6 +317,12 @@ def check_member_filter(member: str | None, user_id: str | None, called_by: str 
         raise InvalidInputError("member", shown(member), "pass it without user_id and called_by")
 
 
+def check_tenant_filter(tenant: str | None, member: str | None) -> None:
+    """Raise InvalidInputError for a tenant together with a member, whose sessions are of users of any tenants."""
+    if tenant is not None and member is not None:
+        raise InvalidInputError("tenant", shown(tenant), "pass it without member")
+
+
 def check_limit(limit: int) -> int:
     """Return the limit of a page.
 
@@ -483,6 +492,7 @@ class SessionStore(Protocol):
         status: SessionStatus | None = None,
         called_by: str | None = None,
         member: str | None = None,
+        tenant: str | None = None,
         order_by: SessionOrder = "created_at",
         cursor: str | None = None,
         limit: int = 100,
@@ -492,10 +502,11 @@ class SessionStore(Protocol):
         Args:
             called_by: those that this session of the user has called as agents; `NO_CALLER`: those that none has.
             member: those of which this user is a member. They are found by an index.
+            tenant: those of users who have this tenant now.
 
         Raises:
-            InvalidInputError: `called_by` names a session, and no user was given; or a member was given with a user, or
-                with `called_by`.
+            InvalidInputError: `called_by` names a session, and no user was given; or a member was given with a user,
+                with `called_by` or with a tenant.
         """
 
     async def count(
@@ -506,6 +517,7 @@ class SessionStore(Protocol):
         status: SessionStatus | None = None,
         called_by: str | None = None,
         member: str | None = None,
+        tenant: str | None = None,
     ) -> int:
         """Return how many sessions match all given filters; see `query`."""
 
@@ -518,8 +530,8 @@ class SessionStore(Protocol):
     async def forget_in_ledger(self, user_id: str) -> None:
         """Replace a user and the user's sessions in the ledger by nobody.
 
-        What was spent stays, by day, agent, model and tool. Rows that are equal then become one. Counters of quotas
-        that count the user alone are deleted.
+        What was spent stays, by day, agent, model, tool and tenant. Rows that are equal then become one. Counters of
+        quotas that count the user alone are deleted.
         """
 
     async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[SessionKey]:
@@ -637,12 +649,30 @@ class SessionStore(Protocol):
             QuotaExceededError: a checked count finds its quota used up; nothing is written.
         """
 
-    async def quota_counters(self, user_id: str, agent: str) -> QuotaCounters:
-        """Return the counters whose user is this one or empty, and whose agent is this one or empty, and the time.
+    async def quota_counters(self, user_id: str, agent: str, tenant: str = "") -> QuotaCounters:
+        """Return the counters whose user, agent and tenant each is this one or empty, and the time.
 
         Counters of periods that are over may be among them; `QuotaCounters.of` leaves these out. Which period a commit
         counts in is decided by the store's clock when it is written.
         """
+
+    async def set_tenant(self, user_id: str, tenant: str | None) -> None:
+        """Give a user a tenant, in place of the one that the user has; None: the user has none any more.
+
+        The user needs no session. What the ledger and counters have stays as it is.
+
+        Raises:
+            InvalidIdError: the tenant cannot be stored; see `check_tenant`.
+        """
+
+    async def tenants_of(self, user_ids: Collection[str]) -> dict[str, str]:
+        """Return the tenants of those of these users who have one."""
+
+    async def tenants(self, *, after: str = "", limit: int = 100) -> list[Tenant]:
+        """Return up to `limit` tenants that users have and that are above `after`, in the order of code points."""
+
+    async def users(self, tenant: str, *, after: str = "", limit: int = 100) -> list[str]:
+        """Return up to `limit` ids of users who have a tenant and are above `after`, in the order of code points."""
 
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
         """Delete the session, its turns, runs, events and deliveries, and those of its blocks that no fork uses.

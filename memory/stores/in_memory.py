@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from bisect import bisect_right, insort
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -47,6 +48,7 @@ from turnwise.memory.quotas.records import (
     with_quota,
     without_quota,
 )
+from turnwise.memory.quotas.tenants import Tenant, check_tenant
 from turnwise.memory.stores.base import (
     NO_CALLER,
     Activation,
@@ -62,6 +64,7 @@ from turnwise.memory.stores.base import (
     check_member_filter,
     check_session_filter,
     check_session_names,
+    check_tenant_filter,
     checked_commit,
     cursor_of,
     due_cursor_of,
@@ -75,7 +78,7 @@ from turnwise.memory.stores.search.records import (
     TextHit,
     parse_hit_cursor,
 )
-from turnwise.memory.values.ids import new_key
+from turnwise.memory.values.ids import check_names, new_key
 from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES, count_first, first_of, weight
 
 
@@ -149,6 +152,8 @@ class InMemoryStore(LocalClock):
         self._ledger: dict[LedgerKey, tuple[int, ...]] = {}
         self._quotas: dict[str, Quota] = {}
         self._counters: dict[CounterKey, QuotaCounter] = {}
+        self._tenants: dict[str, str] = {}
+        """By user."""
         self._files = FileTable()
         self._objects: dict[str, bytes] = {}
         """The bytes of files, by the names of their objects."""
@@ -220,6 +225,7 @@ class InMemoryStore(LocalClock):
             open_turns=tuple(turn for turn in turns if turn.is_open),
             open_runs=tuple(sorted(runs, key=lambda run: run.turn_index)),
             now=self._clock(),
+            tenant=self._tenants.get(key.user_id),
         )
 
     async def commit(self, key: SessionKey, epoch: int, commit: Commit) -> None:
@@ -300,7 +306,7 @@ class InMemoryStore(LocalClock):
         return [
             (number, row, text)
             for row in self._rows.values()
-            if row.session.user_id == texts.user_id
+            if row.session.user_id == texts.user_id or (texts.shared and texts.user_id in row.session.members)
             if texts.agent in (None, row.session.agent) and texts.session_id in (None, row.session.session_id)
             if texts.agents or row.session.called_by is None
             for number, text in row.texts.values()
@@ -332,6 +338,11 @@ class InMemoryStore(LocalClock):
         turns = self._row(key).turns
         return first_of([turns[index] for index in sorted(turns) if index > after][: check_limit(limit)])
 
+    async def turns_with_removals(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
+        turns = self._row(key).turns.values()
+        less = [turn for turn in turns if turn.index > after and (turn.forgotten or turn.removed)]
+        return first_of(sorted(less, key=lambda turn: turn.index)[: check_limit(limit)])
+
     async def run(self, run_id: str, user_id: str = DEFAULT_USER) -> RunRecord:
         self._check_open()
         owner = self._owners.get(run_id)
@@ -362,11 +373,12 @@ class InMemoryStore(LocalClock):
         status: SessionStatus | None = None,
         called_by: str | None = None,
         member: str | None = None,
+        tenant: str | None = None,
         order_by: SessionOrder = "created_at",
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[SessionRecord]:
-        rows = self._matching(user_id, agent, status, called_by, member)
+        rows = self._matching(user_id, agent, status, called_by, member=member, tenant=tenant)
         rows.sort(key=lambda row: (getattr(row.session, order_by), row.order), reverse=True)
         if cursor is not None:
             before = parse_cursor(cursor)
@@ -386,8 +398,9 @@ class InMemoryStore(LocalClock):
         status: SessionStatus | None = None,
         called_by: str | None = None,
         member: str | None = None,
+        tenant: str | None = None,
     ) -> int:
-        return len(self._matching(user_id, agent, status, called_by, member))
+        return len(self._matching(user_id, agent, status, called_by, member=member, tenant=tenant))
 
     async def ledger(self, query: LedgerQuery) -> list[LedgerRow]:
         self._check_open()
@@ -505,14 +518,36 @@ class InMemoryStore(LocalClock):
             counters[count.key] = count.added(counters.get(count.key) or self._counters.get(count.key), now)
         return counters
 
-    async def quota_counters(self, user_id: str, agent: str) -> QuotaCounters:
+    async def quota_counters(self, user_id: str, agent: str, tenant: str = "") -> QuotaCounters:
         self._check_open()
         counters = [
             counter
             for key, counter in self._counters.items()
-            if key.user_id in ("", user_id) and key.agent in ("", agent)
+            if key.user_id in ("", user_id) and key.agent in ("", agent) and key.tenant in ("", tenant)
         ]
         return QuotaCounters(counters, self._clock())
+
+    async def set_tenant(self, user_id: str, tenant: str | None) -> None:
+        check_names("user_id", user_id)
+        self._check_open()
+        if tenant is None:
+            self._tenants.pop(user_id, None)
+        else:
+            self._tenants[user_id] = check_tenant(tenant)
+
+    async def tenants_of(self, user_ids: Collection[str]) -> dict[str, str]:
+        self._check_open()
+        return {user_id: self._tenants[user_id] for user_id in user_ids if user_id in self._tenants}
+
+    async def tenants(self, *, after: str = "", limit: int = 100) -> list[Tenant]:
+        self._check_open()
+        counts = Counter(tenant for tenant in self._tenants.values() if tenant > after)
+        return [Tenant(tenant=tenant, users=users) for tenant, users in sorted(counts.items())[: check_limit(limit)]]
+
+    async def users(self, tenant: str, *, after: str = "", limit: int = 100) -> list[str]:
+        self._check_open()
+        users = (user_id for user_id, own in self._tenants.items() if own == tenant and user_id > after)
+        return sorted(users)[: check_limit(limit)]
 
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
         row = self._row(key)
@@ -658,11 +693,14 @@ class InMemoryStore(LocalClock):
         agent: str | None,
         status: str | None = None,
         called_by: str | None = None,
+        *,
         member: str | None = None,
+        tenant: str | None = None,
     ) -> list[_Row]:
         self._check_open()
         check_session_filter(user_id, called_by or None)
         check_member_filter(member, user_id, called_by)
+        check_tenant_filter(tenant, member)
         values = {"user_id": user_id, "agent": agent, "status": status}
         return [
             row
@@ -670,6 +708,7 @@ class InMemoryStore(LocalClock):
             if all(value is None or getattr(row.session, name) == value for name, value in values.items())
             and called_by in (None, row.session.called_by or NO_CALLER)
             and (member is None or member in row.session.members)
+            and (tenant is None or self._tenants.get(row.session.user_id) == tenant)
         ]
 
     def _rows_after(self, cursor: str | None) -> list[_Row]:

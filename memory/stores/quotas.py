@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from turnwise.memory.quotas.records import EACH, Quota, QuotaCount, QuotaCounters, QuotaUse, counts_of, use_of
+from turnwise.memory.quotas.records import EACH, Quota, QuotaCounters, QuotaUse, use_of
 from turnwise.memory.stores.base import SessionStore
-from turnwise.memory.values.records import replace
 
 
-async def quota_uses(store: SessionStore, user_id: str | None, agent: str | None) -> list[QuotaUse]:
-    """Return the quotas that limit a user and an agent, by id, with what is used of them in the present period.
+async def quota_uses(
+    store: SessionStore, user_id: str | None, agent: str | None, tenant: str | None = None
+) -> list[QuotaUse]:
+    """Return the quotas that limit a user, an agent and a tenant, by id, with what is used in the present period.
 
     Args:
         user_id: whose; None: all quotas, of which those of each user do not say what is used.
         agent: likewise.
+        tenant: likewise. With a user who does not have it, there are none. A user's quotas are those of the user's
+            tenant, too.
     """
-    quotas = [quota for quota in await store.quotas() if _limits(quota, user_id, agent)]
+    quotas = await store.quotas()
+    named = {quota.user_id for quota in quotas} | {user_id}
+    tenants = await store.tenants_of([name for name in named if name not in (None, EACH)])
+    if user_id is not None:
+        own = tenants.get(user_id, "")
+        if tenant not in (None, own):
+            return []
+        tenant = own
     uses: list[QuotaUse] = []
-    counters: dict[tuple[str, str], QuotaCounters] = {}
+    counters: dict[tuple[str, str, str], QuotaCounters] = {}
     for quota in quotas:
-        place = _one(quota.user_id, user_id), _one(quota.agent, agent)
+        if not _limits(quota, user_id, agent, tenant):
+            continue
+        if user_id is None and tenant is not None and tenants.get(quota.user_id or EACH, tenant) != tenant:
+            continue  # it limits a user of another tenant
+        place = _one(quota.user_id, user_id), _one(quota.agent, agent), _one(quota.tenant, tenant)
         if place not in counters:
             counters[place] = await store.quota_counters(*place)
-        uses.append(use_of(quota, counters[place], user_id, agent))
+        uses.append(use_of(quota, counters[place], user_id, agent, tenant))
     return uses
 
 
@@ -33,39 +45,24 @@ async def check_quotas(store: SessionStore, user_id: str, agent: str | None) -> 
     Raises:
         QuotaExceededError: one is.
     """
-    keys = [(quota, quota.counter_of(user_id, agent)) for quota in await store.quotas() if quota.then == "refuse"]
+    quotas = [quota for quota in await store.quotas() if quota.then == "refuse"]
+    if not quotas:
+        return
+    tenant = (await store.tenants_of([user_id])).get(user_id)
+    keys = [(quota, quota.counter_of(user_id, agent, tenant)) for quota in quotas]
     if not any(key for _, key in keys):
         return
-    counters = await store.quota_counters(user_id, agent or "")
+    counters = await store.quota_counters(user_id, agent or "", tenant or "")
     for quota, key in keys:
         if key and (counter := counters.of(quota, key)).used >= quota.most:
             raise quota.exceeded(key, counter.used, counter.ends, counters.now)
 
 
-async def count_run(store: SessionStore, user_id: str, agent: str | None) -> Sequence[QuotaCount]:
-    """Count a run of which nothing is stored; return what was counted, for `take_back`.
-
-    Raises:
-        QuotaExceededError: a quota is used up, whatever it does to other runs: this one could not wait.
-    """
-    counts = counts_of(await store.quotas(), user_id, agent, admits=1, spent=())
-    if counts:
-        await store.use_quotas(counts)
-    return counts
-
-
-async def take_back(store: SessionStore, counts: Sequence[QuotaCount]) -> None:
-    """Take back what `count_run` has counted, as the run was not begun."""
-    if counts:
-        await store.use_quotas([replace(count, amount=-count.amount, is_checked=False) for count in counts])
-
-
-def _limits(quota: Quota, user_id: str | None, agent: str | None) -> bool:
-    return (user_id is None or quota.user_id in (None, EACH, user_id)) and (
-        agent is None or quota.agent in (None, EACH, agent)
-    )
+def _limits(quota: Quota, user_id: str | None, agent: str | None, tenant: str | None) -> bool:
+    named = (quota.user_id, user_id), (quota.agent, agent), (quota.tenant, tenant)
+    return all(name is None or limited in (None, *([EACH] if name else []), name) for limited, name in named)
 
 
 def _one(of_quota: str | None, named: str | None) -> str:
-    """Return the user or the agent whose counter of a quota is read; empty for the counter of all."""
+    """Return the user, agent or tenant whose counter of a quota is read; empty for the counter of all."""
     return (named if of_quota == EACH else of_quota) or ""

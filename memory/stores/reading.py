@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from turnwise.errors import InvalidInputError, NameRefusedError, shown
 from turnwise.memory.conversation.branches import Branches, shown_ranges
@@ -40,6 +40,14 @@ async def pages(
         yield page
         after = number_of(page[-1])
         await asyncio.sleep(0)
+
+
+@runtime_checkable
+class FindsRemovals(Protocol):
+    """Optional protocol of a session store: it finds the turns that have lost something without reading all others."""
+
+    async def turns_with_removals(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
+        """Return, as `SessionStore.turns` does, those turns that were forgotten or of which blocks were removed."""
 
 
 INDEX, TURN_INDEX, SEQ = attrgetter("index"), attrgetter("turn_index"), attrgetter("seq")

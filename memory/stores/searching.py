@@ -109,6 +109,7 @@ async def find_runs(
     states: Collection[RunState] | None = None,
     parent: str | None = None,
     labels: Mapping[str, str] = FrozenDict(),
+    engine: str | None = None,
     since: float | None = None,
     cursor: str | None = None,
     limit: int = 100,
@@ -123,6 +124,7 @@ async def find_runs(
         states: the states of the runs; any if None.
         parent: the run on whose behalf they were started; any if None.
         labels: labels that the runs have.
+        engine: the name of their engine; any if None.
         since: only runs that were created at this time or later, in seconds since the epoch.
         query: which sessions; see `SessionStore.query`.
     """
@@ -133,6 +135,7 @@ async def find_runs(
 
     def matches(run: RunRecord) -> bool:
         is_of_page = behind is None or (-run.created_at, run.run_id) > behind
+        is_of_page = is_of_page and engine in (None, run.engine)
         is_of_page = is_of_page and parent in (None, run.parent) and has_labels(run.labels, labels)
         return is_of_page and (states is None or run.state in states) and (since is None or run.created_at >= since)
 

@@ -20,6 +20,8 @@ from turnwise.actors.inference.middleware import (
 )
 from turnwise.actors.inference.no_answer import NoAnswer as NoAnswer
 from turnwise.actors.inference.openai.engine import AzureOpenAI as AzureOpenAI, OpenAIEngine as OpenAIEngine
+from turnwise.actors.inference.shadow import Shadow as Shadow
+from turnwise.actors.inference.split import Split as Split
 from turnwise.actors.inference.tools.agent_tool import agent_tool as agent_tool
 from turnwise.actors.inference.tools.context import ToolContext as ToolContext
 from turnwise.actors.inference.tools.loop import ToolLoop as ToolLoop

@@ -37,6 +37,7 @@ from turnwise.memory.quotas.records import (
     QuotaCounters as QuotaCounters,
     QuotaUse as QuotaUse,
 )
+from turnwise.memory.quotas.tenants import Tenant as Tenant
 from turnwise.memory.stores.base import (
     Commit as Commit,
     DeliveryLease as DeliveryLease,

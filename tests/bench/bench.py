@@ -39,6 +39,7 @@ import ray
 import cancelling
 import deliveries
 import packing
+import quotas
 import searching
 import serving
 import window
@@ -748,6 +749,10 @@ class Bench:
         cache = Path(__file__).parents[2] / ".cache" / "replay"
         replaying.measure(self.table, self.folder, cache, sessions=self.scale.replayed)
 
+    def quotas(self) -> None:
+        """Measure what quotas add to turns, and by how much one of tokens is exceeded."""
+        quotas.measure(self.table, rounds=self.scale.searches)
+
     def packed(self) -> None:
         """Measure the capacity and speed of packed hosts, and their recovery after a kill."""
         scale, manage = self.scale, packing.manage_in(self.folder, NAMESPACE)
@@ -911,6 +916,7 @@ PARTS: dict[str, Callable[[Bench], object]] = {
     "deliveries": Bench.deliveries,
     "search": Bench.search,
     "replay": Bench.replay,
+    "quotas": Bench.quotas,
     "packed": Bench.packed,
     "visits": Bench.visits,
     "http": Bench.http,

@@ -18,8 +18,8 @@ from filled import turnwise
 
 from turnwise.actors.cluster import diagnosis, ray_address, ray_runtime
 from turnwise.actors.cluster.diagnosis import RayFacts
-from turnwise.cli import doctor, process_facts as environment
-from turnwise.cli.process_facts import Facts
+from turnwise.cli.doctor import command as doctor, process_facts as environment
+from turnwise.cli.doctor.process_facts import Facts
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.stores.sql.schema import SCHEMA
 from turnwise.memory.stores.sql.store import SQLStore

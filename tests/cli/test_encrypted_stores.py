@@ -54,6 +54,7 @@ LOOKING = [
         "show {store} chat --user ann 0",
         "show {store} chat --user ann --as-sent",
         "export {store} chat --user ann",
+        "dataset {store} --without-consent",
     ),
 ]
 CHANGING = [

@@ -189,7 +189,7 @@ def test_all_commands_have_help_and_print_json() -> None:
     assert {"export", "import", "sweep", "memory", "serve", "console"} <= set(names)
     groups = {
         group: re.findall(r"^\u2502 ([a-z][a-z-]+) ", described(group), re.MULTILINE)
-        for group in ("memory", "quotas", "webhooks")
+        for group in ("memory", "quotas", "tenants", "webhooks")
     }
     commands = [[name] for name in names if name not in groups]
     commands += [[group, name] for group, members in groups.items() for name in members]

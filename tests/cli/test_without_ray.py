@@ -7,8 +7,7 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import httpx
 import pytest
 from filled import filled, rows, turnwise
 
+from patience import until
 from servers.served import served
 from servers.webhook_receiver import Receiver
 from tools.agent_team import team
@@ -177,6 +177,33 @@ def test_quotas_are_set_listed_and_removed(commands: Commands, tmp_path: Path) -
         assert code == 1 and reason in errors, (wrong, errors)
 
 
+def test_tenants_are_set_listed_and_removed_and_filter_lists(commands: Commands, tmp_path: Path) -> None:
+    store = filled(f"sqlite:///{tmp_path}/store.db")
+
+    def run(*words: str) -> str:
+        code, output, errors = commands.run(*words)
+        assert (code, errors) == (0, ""), (words, output, errors)
+        return output
+
+    users = {session["user_id"] for session in json.loads(run("ls", store, "--json"))["items"]}
+    user = min(users)
+    assert run("tenants", "set", store, user, "acme") == f"user {user} has the tenant acme\n"
+    assert json.loads(run("tenants", "set", store, "new", "acme", "--json")) == {"user": "new", "tenant": "acme"}
+    assert rows(run("tenants", "ls", store)) == [{"tenant": "acme", "users": "2"}]
+    assert json.loads(run("tenants", "users", store, "acme", "--json"))["items"] == sorted([user, "new"])
+    assert json.loads(run("tenants", "ls", store, "--json"))["items"] == [{"tenant": "acme", "users": 2}]
+    own = json.loads(run("ls", store, "--tenant", "acme", "--json"))["items"]
+    assert own and {session["user_id"] for session in own} == {user}
+    quota = run("quotas", "set", store, "--tenant", "*", "--runs", "5").strip()
+    (shown,) = json.loads(run("quotas", "ls", store, "--tenant", "acme", "--json"))["items"]
+    assert (shown["id"], shown["tenant"], shown["used"]) == (quota, "*", 0)
+    assert json.loads(run("usage", store, "--tenant", "acme", "--by", "tenant", "--json"))["rows"] == []
+    assert run("tenants", "rm", store, user) == f"user {user} has no tenant\n"
+    assert json.loads(run("ls", store, "--tenant", "acme", "--json"))["items"] == []
+    code, _, errors = commands.run("tenants", "set", store, user, "*")
+    assert code == 1 and "stands for each tenant" in errors
+
+
 def test_webhooks_are_added_listed_changed_and_removed(commands: Commands, tmp_path: Path) -> None:
     store = filled(f"sqlite:///{tmp_path}/store.db")
 
@@ -250,7 +277,7 @@ def test_what_failed_is_listed_and_the_next_program_sends_it_again(
     with SessionManager(store, **settings) as manager:
         webhook = manager.webhook(receiver.url, events=["run.completed"], allow_private=True)
         manager.open("chat").run("hello").wait()
-        wait_until(lambda: bool(webhook.failed().items))
+        until(lambda: bool(webhook.failed().items))
         code, _, errors = commands.run("webhooks", "send-again", store, webhook.id)
         assert code == 1 and "no other may change it" in errors, errors
         assert webhook.id in commands.run("webhooks", "ls", store)[1], "it reads beside the program"
@@ -264,15 +291,8 @@ def test_what_failed_is_listed_and_the_next_program_sends_it_again(
     assert again == (0, "calls that are sent again: 1\n", "")
     assert len(receiver.requests) == before, "the command sends nothing itself"
     with SessionManager(store, **settings):
-        wait_until(lambda: len(receiver.requests) > before)
+        until(lambda: len(receiver.requests) > before)
     assert {headers["webhook-id"] for _, headers, _ in receiver.requests} == {f"msg_{call['call'].rpartition('~')[2]}"}
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + 30.0
-    while not holds():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from scale import ONE_PLACEMENT
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.hosting.placement import Dedicated, Packed
+from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.inference.engine import RunContext
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.inference.tools.tool import tool
@@ -38,7 +39,7 @@ def answer(turn: Turn, context: RunContext) -> Any:
     return ", ".join(prompts)
 
 
-@pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
+@ONE_PLACEMENT
 def test_each_policy_by_blocking_calls(make_ray_manager: Callable[..., SessionManager], placement: Any) -> None:
     chat = make_ray_manager(engine=FunctionEngine(answer, tools=[look]), placement=placement).open(
         "chat", user_id="sarah"

@@ -116,6 +116,7 @@ VALID: dict[str, Any] = {
     "value": 1,
     "quota": Quota(runs=1),
     "quota_id": Quota(runs=1).quota_id,
+    "tenant": "acme",
 }
 """For each parameter that has to be given, a value that its verb takes."""
 
@@ -345,6 +346,7 @@ WRONG: dict[str, list[Any]] = {
     "int": [True, "1", 1.0, 2**63, -(2**63) - 1, 10**5000, "x" * 100_000],
     "int | str": [True, 1.0, 2**63, "", "\ud800", "x" * 100_000, ["a"]],
     "float": [True, "3", math.nan, math.inf, -math.inf, 10**400],
+    "float | Turn": [True, "3", math.nan, math.inf, -math.inf, 10**400, "turn", User(text="hi")],
     "type[Any] | Mapping[str, Any]": [1, "x", int, list[int], {"type": "string"}, object, "\ud800", *NO_JSON],
     "str": [1, True, 1.5, "\ud800", ["a"], {"a": "b"}],
     "Mapping[str, str]": [["a"], "a", {"a": 1}, {1: "a"}, {"a": None}, {"a": object()}, {"\ud800": "a"}, {"a": Sly()}],

@@ -617,10 +617,10 @@ def test_the_store_in_memory_is_shared_by_the_sessions_and_survives_their_kill(m
 
 
 async def test_blocks_and_messages_are_removed_in_both_families(
-    make_ray_manager: MakeManager, tmp_path: Path, namespace: str
+    make_manager: MakeManager, tmp_path: Path, namespace: str
 ) -> None:
-    manager = make_ray_manager()
-    settings: Any = {"engine": ScriptedEngine(), "namespace": namespace}
+    manager = make_manager()
+    settings: Any = {"engine": ScriptedEngine(), "namespace": namespace, "placement": InProcess()}
     async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as async_manager:
         session = manager.open("chat")
         awaiting = await async_manager.get("chat")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from engines import ScriptedEngine, process_of
+from scale import one_a_day
 from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.files import Files
 from turnwise.actors.client.blocking.manager import SessionManager
@@ -20,7 +21,7 @@ from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.files import AsyncFiles
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
-from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
+from turnwise.actors.hosting.placement import Dedicated, InProcess, Packed, Placement
 from turnwise.errors import (
     EmptyTurnError,
     IdempotencyConflictError,
@@ -76,6 +77,10 @@ CASES = [
     Case("set_quota", (), *[TypeError] * 4),  # see tests/in_process/test_quotas.py
     Case("remove_quota", (), *[TypeError] * 4),
     Case("quotas", (), 0, 0, 0, 0),
+    Case("set_tenant", (), *[TypeError] * 4),  # see tests/in_process/test_tenants.py
+    Case("tenant", (), None, None, None, TypeError),
+    Case("tenants", (), TypeError, TypeError, TypeError, []),
+    Case("users", ("acme",), TypeError, TypeError, TypeError, []),
     Case("files", (), ["alices"], [], [], []),
     Case("count", (), 1, 1, 0, 2),
     Case("search", (), ["of-alice"], [], [], TypeError),
@@ -125,10 +130,10 @@ async def outcome(verb: Callable[..., Any], *args: str, **user: str) -> Any:
 
 
 def test_every_method_of_a_manager_reaches_only_records_of_its_user(
-    make_ray_manager: MakeManager, tmp_path: Path, namespace: str
+    make_manager: MakeManager, tmp_path: Path, namespace: str
 ) -> None:
     """In both families; another user's record looks the same as a missing one."""
-    manager = make_ray_manager(placement=Packed(hosts=1))
+    manager = make_manager()
     run_id = manager.open("of-alice", user_id="alice").run("slow 3").run_id  # which takes a time that counts
     manager.execution(run_id, user_id="alice").wait()
     manager.open("of-bob", user_id="bob")
@@ -157,7 +162,7 @@ def test_every_method_of_a_manager_reaches_only_records_of_its_user(
     asyncio.run(check(manager))
 
     async def check_async() -> None:
-        settings: dict[str, Any] = {"engine": ScriptedEngine(), "namespace": namespace}
+        settings: dict[str, Any] = {"engine": ScriptedEngine(), "namespace": namespace, "placement": InProcess()}
         async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as awaiting:
             await check(awaiting)
 
@@ -217,10 +222,10 @@ def use_every_verb(chat: Session, secret: str) -> None:
     assert secret in str(fork.turn(0).blocks)
 
 
-@pytest.mark.parametrize(
-    ("store", "placement"),
+@one_a_day(
+    "store,placement",
     [("sqlite", Dedicated()), ("sqlite", Packed(hosts=1)), ("memory", Packed(hosts=1))],
-    ids=lambda value: value if isinstance(value, str) else type(value).__name__.lower(),
+    ["sqlite-dedicated", "sqlite-packed", "memory-packed"],
 )
 def test_two_users_have_sessions_of_one_id_and_nothing_shows_the_other(
     store: str, placement: Placement, make_ray_manager: MakeManager, tmp_path: Path
@@ -259,9 +264,9 @@ def check_two_users(manager: SessionManager) -> None:
 
 
 def test_sessions_of_one_id_expire_are_archived_and_come_back_each_to_its_user(
-    make_ray_manager: MakeManager, tmp_path: Path
+    make_manager: MakeManager, tmp_path: Path
 ) -> None:
-    manager = make_ray_manager(placement=Packed(hosts=1))
+    manager = make_manager()
     for user in ("alice", "bob"):
         manager.open("chat", user_id=user, ttl_s=0).run(f"of {user}").wait(60)
     swept = manager.sweep(tmp_path / "archive")
@@ -285,10 +290,10 @@ def test_sessions_of_one_id_expire_are_archived_and_come_back_each_to_its_user(
 
 
 def test_deleting_a_session_removes_its_items_but_not_those_of_another_user_with_the_same_id(
-    make_ray_manager: MakeManager, tmp_path: Path
+    make_manager: MakeManager, tmp_path: Path
 ) -> None:
     memory = [LexicalMemory(SQLItems(f"sqlite:///{tmp_path}/facts.db"))]
-    manager = make_ray_manager(memory=memory, placement=Packed(hosts=1))
+    manager = make_manager(memory=memory)
     chats = [manager.open("chat", user_id=user) for user in ("alice", "bob")]
     for chat in chats:
         chat.run(f"I am {chat.user_id} and like tea").wait(60)

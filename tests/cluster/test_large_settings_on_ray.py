@@ -16,9 +16,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from test_agents_on_ray import until
 
 from engines import ScriptedEngine, process_of
+from patience import until
 from processes import large_settings
 from processes.large_settings import RESUMED, Deadly, Librarian, end_all, handbook, text_of
 from turnwise.actors.client.blocking.manager import SessionManager

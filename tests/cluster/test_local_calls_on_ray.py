@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 import ray
-from test_agents_on_ray import until
 from test_sessions_on_ray import kill
 
 from engines import process_of
+from patience import until
+from scale import one_a_day
 from turnwise import AsyncSessionManager, EchoEngine, Packed, Session, SessionConfig, SessionManager, WaitTimeoutError
 from turnwise.actors.cluster.calls import local_calls
 from turnwise.actors.cluster.calls.local_calls import _BY_LOOP, _IDLE
@@ -28,7 +29,7 @@ from turnwise.memory.values.ids import new_id
 
 MakeManager = Callable[..., SessionManager]
 WAIT_S = 60.0
-PLACEMENTS = pytest.mark.parametrize("options", [{}, {"placement": Packed(hosts=1)}], ids=["dedicated", "packed"])
+ONE_PLACEMENT = one_a_day("options", [{}, {"placement": Packed(hosts=1)}], ["dedicated", "packed"])
 
 
 @contextmanager
@@ -68,7 +69,7 @@ def connect(chat: Session) -> None:
     until(is_connected)
 
 
-@PLACEMENTS
+@ONE_PLACEMENT
 def test_turns_of_one_machine_take_no_call_of_ray(
     make_ray_manager: MakeManager, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +82,7 @@ def test_turns_of_one_machine_take_no_call_of_ray(
     assert [turn.index for turn in chat.turns()] == [0, 1, 2, 3, 4]
 
 
-@PLACEMENTS
+@ONE_PLACEMENT
 async def test_many_tasks_share_a_connection(ray_address: str, options: dict[str, Any], tmp_path: Any) -> None:
     store = f"sqlite:///{tmp_path}/chats.db"
     async with AsyncSessionManager(store, engine=EchoEngine(), **options) as manager:
@@ -113,7 +114,7 @@ def test_threads_that_wait_each_have_a_connection(make_ray_manager: MakeManager)
     assert idle and len(idle) <= local_calls.MOST_IDLE
 
 
-@PLACEMENTS
+@ONE_PLACEMENT
 def test_a_killed_process_loses_no_turn_that_is_asked_for_over_its_socket(
     make_ray_manager: MakeManager, options: dict[str, Any]
 ) -> None:

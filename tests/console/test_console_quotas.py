@@ -49,3 +49,20 @@ def test_the_page_of_usage_shows_quotas(service: Served, open_page: Callable[...
     expect(row).to_contain_text("user 'ann'")
     expect(row.locator("td").nth(2)).to_have_text("1")
     expect(row.locator("td").nth(3)).to_have_text("1")
+
+
+def test_operators_choose_a_tenant_on_the_page_of_usage(service: Served, open_page: Callable[..., Page]) -> None:
+    with api(service, "root") as root:
+        for user, tenant in (("ann", "acme"), ("root", "other")):
+            root.put(f"/v1/users/{user}/tenant", json={"tenant": tenant}).raise_for_status()
+        for quota in ({"tenant": "*", "runs": 5}, {"tenant": "other", "runs": 7}):
+            root.put("/v1/quotas", json={**quota, "per": "month"}).raise_for_status()
+    page = open_page(f"{service.url}/console/usage?tenant=acme&by=tenant")
+    page.get_by_label("Token").fill(TOKENS["root"])
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile("/usage"))
+    quotas = page.get_by_label("Quotas")
+    row = quotas.get_by_label(Quota(tenant="*", runs=5, per="month").quota_id)
+    expect(row).to_contain_text("each tenant")
+    expect(row.locator("td").nth(2)).to_have_text("0")
+    expect(quotas.get_by_label(Quota(tenant="other", runs=7, per="month").quota_id)).to_have_count(0)

@@ -40,7 +40,9 @@ def log_in(page: Page, name: str) -> None:
 def test_a_user_logs_in_and_sees_what_is_theirs(guarded: Console, open_page: Callable[..., Page]) -> None:
     page = open_page(f"{guarded.url}/session?id=chat&user=bob")
     expect(page).to_have_url(re.compile("/console/login"))
-    log_in(page, "ann")  # and comes to where she wanted to go, which is her own `chat`, whatever the address says
+    log_in(page, "ann")  # and comes to where she wanted to go, where is nothing that is shared with her
+    expect(page.get_by_role("alert")).to_contain_text("does not exist")
+    page.goto(f"{guarded.url}/session?id=chat")
     expect(page.get_by_text("echo: ann was here", exact=True)).to_be_visible()
     expect(page.get_by_text("bob was here")).to_have_count(0)
     page.get_by_role("link", name="Sessions").click()

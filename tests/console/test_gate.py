@@ -18,6 +18,7 @@ from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.console.access.gate import COOKIE, Gate
 from turnwise.console.access.viewer import Viewer
+from turnwise.errors import SessionNotFoundError
 from turnwise.http import BearerTokens, HttpSettings, Identity, Service
 
 TOKEN = 'a-secret;with "signs'.replace(" ", "-") + "-%3d"
@@ -86,13 +87,23 @@ async def test_a_login_of_a_console_at_the_root_leads_to_no_other_site() -> None
         assert page.headers["location"] == "/"
 
 
-async def test_only_an_operator_sees_another_users_session() -> None:
+async def test_only_operators_and_members_see_another_users_session() -> None:
     async with AsyncSessionManager("memory://viewers", engine=EchoEngine(), placement=InProcess()) as manager:
         for user in ("ann", "bob"):
             await manager.open("chat", user_id=user)
         service = Service(manager, HttpSettings(), None)
         ann, operator = (Viewer(service, Identity("ann", is_operator=is_operator), "") for is_operator in (False, True))
-        assert (await ann.session("chat", "bob")).user_id == "ann"
+        assert (await ann.session("chat", "")).user_id == (await ann.session("chat", "ann")).user_id == "ann"
+        with pytest.raises(SessionNotFoundError):
+            await ann.session("chat", "bob")
+        shared = await manager.get("chat", user_id="bob")
+        await shared.add_member("ann", "reader")
+        session = await ann.session("chat", "bob")
+        assert (session.user_id, session.as_user) == ("bob", "ann")
+        assert ann.session_url("chat", "bob").endswith("&user=bob") and "user" not in ann.session_url("chat", "ann")
+        await shared.remove_member("ann")
+        with pytest.raises(SessionNotFoundError):
+            await ann.session("chat", "bob")
         assert (await operator.session("chat", "bob")).user_id == "bob"
 
 

@@ -55,6 +55,20 @@ AGENT = numbered(
 )
 
 
+def test_a_phase_says_of_which_session_turn_and_run_it_is() -> None:
+    about = {
+        "session_id": "s",
+        "user_id": "ann",
+        "turn_index": 3,
+        "turn_id": "mine",
+        "run_id": "r",
+        "labels": {"a": "b"},
+    }
+    (_, changed) = Phases().add([RunStarted(seq=7, at=1.5, **about)])  # type: ignore[arg-type]
+    assert isinstance(changed, PhaseChanged)
+    assert changed.model_dump(exclude={"kind", "key"}) == {**about, "seq": 7, "at": 1.5, "phase": "prompted"}
+
+
 def test_an_agent_plans_waits_calls_tools_answers_and_ends() -> None:
     expected = ["prompted", "planning", "suspended", "executing_tools", "planning", "synthesizing", "completed"]
     assert phases_of(AGENT) == expected

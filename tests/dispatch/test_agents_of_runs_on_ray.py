@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Callable
 from types import ModuleType
 from typing import Any
 
-import pytest
-
+from patience import until
+from scale import ONE_PLACEMENT
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.actor_names import actor_name, dispatcher_name, find_actor
-from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
+from turnwise.actors.hosting.placement import Dedicated, Placement
 from turnwise.actors.hosting.store_spec import store_id_of
 from turnwise.actors.session.config import SessionConfig
 from turnwise.engines import FunctionEngine, agent_tool, tool
@@ -24,13 +24,6 @@ MakeManager = Callable[..., SessionManager]
 WAIT_S = 60.0
 
 SLOW_S = 3.0
-
-
-def eventually(holds: Callable[[], Any]) -> None:
-    until = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.05)
 
 
 async def find_out(turn: Turn) -> AsyncIterator[str]:
@@ -51,14 +44,14 @@ def a_team(make_ray_manager: MakeManager, placement: Placement) -> SessionManage
     )
 
 
-@pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
+@ONE_PLACEMENT
 def test_agents_answer_while_the_caller_has_no_process(make_ray_manager: MakeManager, placement: Placement) -> None:
     turn = a_team(make_ray_manager, placement).open("chat").run("go").wait(WAIT_S)
     assert turn.text == "done"
     assert [block.text for block in turn.output if block.kind == "tool_result"] == ["about a", "about b"]
 
 
-@pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
+@ONE_PLACEMENT
 def test_agents_ask_at_the_top_and_are_deleted_with_their_caller(
     make_ray_manager: MakeManager, placement: Placement
 ) -> None:
@@ -81,8 +74,8 @@ def test_agents_ask_at_the_top_and_are_deleted_with_their_caller(
     assert call.name == "pay" and "/" in call.call_id
     run.approve(call.call_id)
     assert "it is paid" in [block.text for block in run.wait(WAIT_S).output if block.kind == "tool_result"]
-    eventually(lambda: "about sails" in str([block for turn in chat.turns() for block in turn.blocks]))
-    eventually(lambda: not manager.schedules().items and chat.info().active_run_id is None)
+    until(lambda: "about sails" in str([block for turn in chat.turns() for block in turn.blocks]))
+    until(lambda: not manager.schedules().items and chat.info().active_run_id is None)
     assert (manager.count(), manager.count(agents=True)) == (1, 3)
     assert chat.delete().sessions == 3 and manager.count(agents=True) == 0
 
@@ -101,8 +94,8 @@ def test_agents_answer_once_whoever_is_killed(
         if actor := find_actor(namespace, name):
             ray_session.kill(actor, no_restart=False)
 
-    eventually(lambda: len(agents()) == 2)
-    eventually(lambda: all(manager.get(name).runs() for name in agents()))
+    until(lambda: len(agents()) == 2)
+    until(lambda: all(manager.get(name).runs() for name in agents()))
     for name in (dispatcher_name(store_id), *(actor_name(store_id, SessionKey(one)) for one in (agents()[0], "chat"))):
         kill(name)
         time.sleep(0.5)

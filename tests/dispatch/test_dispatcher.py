@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dispatching import Sessions, Supervised
-from scale import share
+from scale import of_cases, share
 from turnwise.actors.dispatch.dispatcher import Dispatcher, DispatchSettings
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
@@ -679,7 +679,7 @@ def test_nothing_is_lost_or_doubled_whatever_fails_and_whoever_dies() -> None:
                 await sessions.of(name).ask("reads.wait", run.run_id)
         await sessions.audit()
 
-    struck = exhaust(life)
+    struck = exhaust(life, **of_cases())
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck
 
 

@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 from engines import ScriptedEngine, process_of
+from patience import until
+from scale import ONE_PLACEMENT
 from stored.audit import store_of
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
@@ -41,16 +43,7 @@ MakeManager = Callable[..., SessionManager]
 
 WAIT_S = 60.0
 
-PLACEMENTS = pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
-
 QUICK = SessionConfig(idle_s=0.2)
-
-
-def eventually(holds: Callable[[], object]) -> None:
-    until = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def texts(chat: Session) -> list[str | None]:
@@ -92,37 +85,37 @@ def actors(namespace: str, tmp_path: Path) -> Actors:
     return Actors(namespace, store_id_of(namespace, f"sqlite:///{tmp_path}/chats.db"))
 
 
-@PLACEMENTS
+@ONE_PLACEMENT
 def test_a_session_that_has_left_is_woken_when_its_run_is_due(
     make_ray_manager: MakeManager, actors: Actors, placement: Placement
 ) -> None:
     manager = make_ray_manager(placement=placement, config=QUICK)
     chat = manager.open("chat")
     soon = chat.schedule("soon", after_s=0.2)
-    eventually(lambda: texts(chat) == ["soon"])
+    until(lambda: texts(chat) == ["soon"])
     assert chat.runs()[0].created_at == pytest.approx(soon.occurs_at, abs=10.0)
     later = chat.schedule("later", after_s=4.0)
-    eventually(lambda: actors.has_left(manager, chat.id))
+    until(lambda: actors.has_left(manager, chat.id))
     assert not any("dispatcher" in host.name for host in manager.hosts())
-    eventually(lambda: texts(chat) == ["soon", "later"])
+    until(lambda: texts(chat) == ["soon", "later"])
     assert later.run_id in [run.run_id for run in chat.runs()] and not chat.schedules().items
 
 
-@PLACEMENTS
+@ONE_PLACEMENT
 def test_a_message_wakes_a_session_that_has_left(
     make_ray_manager: MakeManager, actors: Actors, placement: Placement
 ) -> None:
     manager = make_ray_manager(placement=placement, config=QUICK)
     ann, bob = (manager.open(name) for name in ("ann", "bob"))
-    eventually(lambda: actors.has_left(manager, bob.id))
+    until(lambda: actors.has_left(manager, bob.id))
     message = ann.send("bob", "hello")
-    eventually(lambda: texts(bob) == ["hello"])
+    until(lambda: texts(bob) == ["hello"])
     (run,) = bob.runs()
     assert (run.run_id, run.labels) == (message.run_id, {"from_session": "ann"})
-    eventually(lambda: not ann.schedules().items)
+    until(lambda: not ann.schedules().items)
 
 
-@PLACEMENTS
+@ONE_PLACEMENT
 def test_each_occurrence_begins_one_run_whoever_is_killed(
     make_ray_manager: MakeManager, actors: Actors, ray_session: ModuleType, placement: Placement
 ) -> None:
@@ -138,11 +131,11 @@ def test_each_occurrence_begins_one_run_whoever_is_killed(
             os.kill(process_of(chat.info()), signal.SIGKILL)
         else:
             ray_session.kill(actors.dispatcher(), no_restart=False)
-    eventually(lambda: [schedule.key for schedule in chat.schedules()] == ["again"])
-    eventually(lambda: chat.schedules().items[0].occurs_at > time.time())
+    until(lambda: [schedule.key for schedule in chat.schedules()] == ["again"])
+    until(lambda: chat.schedules().items[0].occurs_at > time.time())
     assert time.monotonic() < began + 60.0, "the next process of the actor waits for no lease"
     chat.cancel_schedule("again")
-    eventually(lambda: not manager.runs(state="running").items and not manager.runs(state="queued").items)
+    until(lambda: not manager.runs(state="running").items and not manager.runs(state="queued").items)
     prompts = [block.text for turn in chat.turns() for block in turn.asked if block.kind == "user"]
     assert sorted(text for text in prompts if text != "again") == [f"once {number}" for number in range(8)]
     revisions = [int(run.run_id.rpartition("-")[2]) for run in chat.runs() if prompts[run.turn_index] == "again"]
@@ -174,7 +167,7 @@ def test_a_run_begins_though_the_program_that_scheduled_it_is_killed(
             process.kill()
     chat = reader.get("chat")
     assert not chat.runs()
-    eventually(lambda: texts(chat) == ["water the plants"])
+    until(lambda: texts(chat) == ["water the plants"])
 
 
 def test_the_actor_leaves_when_nothing_is_due_and_comes_back(
@@ -185,11 +178,11 @@ def test_the_actor_leaves_when_nothing_is_due_and_comes_back(
     asyncio.run(actors.alarm(f"sqlite:///{tmp_path}/chats.db", leave_s=1.0).expect())
     first = actors.dispatcher()
     chat.schedule("one", after_s=2.5)
-    eventually(lambda: texts(chat) == ["one"])
+    until(lambda: texts(chat) == ["one"])
     assert actors.dispatcher() == first
-    eventually(lambda: actors.dispatcher() is None)
+    until(lambda: actors.dispatcher() is None)
     chat.schedule("two", after_s=0.2)
-    eventually(lambda: texts(chat) == ["one", "two"])
+    until(lambda: texts(chat) == ["one", "two"])
 
 
 def test_an_actor_that_leaves_as_a_delivery_is_stored_loses_none(
@@ -215,7 +208,7 @@ def test_an_actor_that_leaves_as_a_delivery_is_stored_loses_none(
         return expecting
 
     assert len(asyncio.run(store_all())) > 2, "it has left in between"
-    eventually(lambda: sorted(map(str, texts(chat))) == sorted(map(str, range(count))))
+    until(lambda: sorted(map(str, texts(chat))) == sorted(map(str, range(count))))
 
 
 def test_a_manager_that_opens_the_store_has_what_waits_carried_out(
@@ -227,13 +220,13 @@ def test_a_manager_that_opens_the_store_has_what_waits_carried_out(
         chat.schedule("one", after_s=4.0)
         ray_session.kill(actors.dispatcher())
         ray_session.kill(actors.of_session("chat"))
-        eventually(lambda: actors.dispatcher() is None)
+        until(lambda: actors.dispatcher() is None)
     with make_ray_manager() as manager:
-        eventually(lambda: actors.dispatcher() is not None)
-        eventually(lambda: texts(manager.get("chat")) == ["one"])
+        until(lambda: actors.dispatcher() is not None)
+        until(lambda: texts(manager.get("chat")) == ["one"])
 
 
-@PLACEMENTS
+@ONE_PLACEMENT
 def test_the_manager_that_has_scheduled_a_run_has_the_engine_of_it(
     make_ray_manager: MakeManager, actors: Actors, placement: Placement
 ) -> None:
@@ -243,11 +236,11 @@ def test_the_manager_that_has_scheduled_a_run_has_the_engine_of_it(
     first, second = (manager.open(f"chat-{number}") for number, manager in enumerate(managers))
     first.schedule("one", after_s=4.0)
     second.schedule("two", after_s=4.0)
-    eventually(lambda: actors.has_left(managers[0], first.id) and actors.has_left(managers[1], second.id))
-    eventually(lambda: (texts(first), texts(second)) == (["a one"], ["b two"]))
+    until(lambda: actors.has_left(managers[0], first.id) and actors.has_left(managers[1], second.id))
+    until(lambda: (texts(first), texts(second)) == (["a one"], ["b two"]))
 
 
-@PLACEMENTS
+@ONE_PLACEMENT
 def test_a_model_sets_a_reminder_within_a_run(
     make_ray_manager: MakeManager, actors: Actors, placement: Placement
 ) -> None:
@@ -258,7 +251,7 @@ def test_a_model_sets_a_reminder_within_a_run(
     chat = manager.open("chat")
     assert chat.run("Remind me.").wait(WAIT_S).text == "I will."
     assert actors.dispatcher() is not None
-    eventually(lambda: texts(chat) == ["I will.", "Water the plants!"])
+    until(lambda: texts(chat) == ["I will.", "Water the plants!"])
 
 
 def test_sessions_of_another_layout_get_what_was_scheduled_before(
@@ -270,7 +263,7 @@ def test_sessions_of_another_layout_get_what_was_scheduled_before(
     newest = Layout(2, 2)
     assert find_layouts(actors.namespace, actors.store_id)[0] == newest
     ray_session.kill(actors.dispatcher(), no_restart=False)
-    eventually(lambda: texts(manager.get("chat")) == ["one"])
+    until(lambda: texts(manager.get("chat")) == ["one"])
     assert find_layouts(actors.namespace, actors.store_id)[0] == newest
 
 
@@ -280,8 +273,8 @@ def test_the_actor_starts_sessions_where_the_newest_manager_does(
     make_ray_manager(placement=Dedicated(), config=QUICK).open("chat").schedule("one", after_s=6.0)
     manager = make_ray_manager(placement=Packed(hosts=1))
     chat = manager.get("chat")
-    eventually(lambda: actors.of_session("chat") is None)
+    until(lambda: actors.of_session("chat") is None)
     ray_session.kill(actors.dispatcher(), no_restart=False)
-    eventually(lambda: texts(chat) == ["one"])
+    until(lambda: texts(chat) == ["one"])
     (host,) = manager.hosts()
     assert host.is_packed and host.load and host.load.sessions == 1

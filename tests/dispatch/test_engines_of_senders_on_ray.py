@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from processes.large_settings import end_all
+from scale import ONE_PLACEMENT
 from turnwise.actors.client.blocking.manager import SessionManager
-from turnwise.actors.hosting.placement import Dedicated, InProcess, Packed, Placement
+from turnwise.actors.hosting.placement import InProcess, Placement
 from turnwise.engines import EngineBuilder, FunctionEngine, agent_tool
 from turnwise.memory.conversation.turns import Turn
 from turnwise.testing.scripted_engine import ScriptedEngine
@@ -47,7 +48,7 @@ def test_agents_of_two_bots_answer_with_the_engines_of_their_callers() -> None:
         assert answers(support, "three") == ["support", "support is done"]
 
 
-@pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
+@ONE_PLACEMENT
 @pytest.mark.parametrize("namespaces", [1, 2])
 def test_agents_of_two_bots_on_one_ray_answer_with_the_engines_of_their_callers(
     make_ray_manager: Callable[..., SessionManager],

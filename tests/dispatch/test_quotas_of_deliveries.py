@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from dispatching import Sessions, Supervised
+from scale import of_cases
 from teams import Team, asks
 from turnwise.actors.session.config import SessionConfig
 from turnwise.memory.conversation.blocks import User, encode
@@ -57,7 +58,7 @@ def test_scheduled_runs_are_put_off_until_the_quota_begins_anew() -> None:
         assert not await store.deliveries()
         await sessions.audit()
 
-    assert exhaust(life, kinds=["error", "unanswered", "crash"]).total() > 30
+    assert exhaust(life, kinds=["error", "unanswered", "crash"], **of_cases()).total() > 30
 
 
 @pytest.mark.virtual_time

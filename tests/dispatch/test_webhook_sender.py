@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dispatching import LeaseForAll, Supervised
-from scale import share
+from scale import of_cases, share
 from turnwise.actors.dispatch.dispatcher import Dispatcher
 from turnwise.actors.dispatch.webhook_post import RefusedAddressError, UnreachableError
 from turnwise.actors.dispatch.webhook_sender import SendSettings
@@ -391,5 +391,5 @@ def test_each_call_arrives_whatever_fails_and_whoever_dies() -> None:
         assert arrived.keys() == {message_id_of(call) for call in calls}, "a call is lost"
         assert max(arrived.values()) <= 2, arrived
 
-    struck = exhaust(life)
+    struck = exhaust(life, **of_cases())
     assert min(struck[kind] for kind in ("error", "crash", "kill")) > 10, struck

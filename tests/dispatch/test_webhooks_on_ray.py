@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from patience import until
+from scale import ONE_PLACEMENT
 from servers.webhook_receiver import Receiver
 from stored.audit import store_of
 from stored.open_stores import run_with
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.actor_names import dispatcher_name, find_actor
-from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
+from turnwise.actors.hosting.placement import Placement
 from turnwise.actors.hosting.store_spec import store_id_of
 from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.stores.base import SessionStore
 
 WAIT_S = 60.0
-
-PLACEMENTS = pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
 
 
 @pytest.fixture
@@ -33,14 +32,7 @@ def receiver() -> Iterator[Receiver]:
     receiver.close()
 
 
-def eventually(holds: Callable[[], object]) -> None:
-    until = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.05)
-
-
-@PLACEMENTS
+@ONE_PLACEMENT
 def test_a_receiver_is_told_though_the_dispatcher_is_killed(
     make_ray_manager: Callable[..., SessionManager],
     receiver: Receiver,
@@ -55,7 +47,7 @@ def test_a_receiver_is_told_though_the_dispatcher_is_killed(
     receiver.status = 503
     run = manager.open("chat").run("hello")
     run.wait()
-    eventually(lambda: receiver.requests)
+    until(lambda: receiver.requests)
     actor: Any = find_actor(namespace, dispatcher_name(store_id_of(namespace, f"sqlite:///{tmp_path}/chats.db")))
     _, process_id, _ = ray.get(actor.where.remote())
     os.kill(process_id, signal.SIGKILL)
@@ -64,6 +56,6 @@ def test_a_receiver_is_told_though_the_dispatcher_is_killed(
     async def calls(store: SessionStore) -> Sequence[Delivery]:
         return await store.deliveries(webhook_id=webhook.id)
 
-    eventually(lambda: not run_with(store_of(manager), calls))
+    until(lambda: not run_with(store_of(manager), calls))
     assert len({headers["webhook-id"] for _, headers, _ in receiver.requests}) == 1 < len(receiver.requests)
     assert {told["data"]["run_id"] for told in receiver.told} == {run.run_id}

@@ -322,7 +322,7 @@ async def test_encrypted_bytes_tell_nothing_and_cannot_be_moved(tmp_path: Path) 
     path, other_path = tmp_path / secret.object_id, tmp_path / other.object_id
     stored = path.read_bytes()
     assert b"secret" not in stored
-    for damaged in (other_path.read_bytes(), stored[:-1], stored[:20] + b"\0" + stored[21:], b""):
+    for damaged in (other_path.read_bytes(), stored[:-1], stored[:20] + bytes([stored[20] ^ 1]) + stored[21:], b""):
         path.write_bytes(damaged)
         with pytest.raises(CorruptRecordError):
             await access.bytes_of(secret)

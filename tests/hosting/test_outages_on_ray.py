@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scale import share
+from scale import ONE_PLACEMENT, share
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
+from turnwise.actors.hosting.placement import Placement
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import StoreError
@@ -47,7 +47,7 @@ def freeze(server: PostgresServer | RedisServer) -> None:
 
 
 @pytest.mark.usefixtures("ray_session")
-@pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
+@ONE_PLACEMENT
 def test_sessions_outlive_crashes_restarts_and_freezes_of_their_postgresql(
     placement: Placement, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
@@ -61,7 +61,7 @@ def test_sessions_outlive_crashes_restarts_and_freezes_of_their_postgresql(
 
 
 @pytest.mark.usefixtures("ray_session")
-@pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
+@ONE_PLACEMENT
 def test_sessions_outlive_crashes_and_freezes_of_their_redis(
     placement: Placement, own_server: Callable[..., RedisServer], tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from engines import ScriptedEngine, process_of
+from patience import until
 from stored.audit import store_of
 from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.manager import SessionManager
@@ -78,13 +79,6 @@ def check(
 
 def residents(manager: SessionManager, ray: ModuleType, name: str) -> list[str]:
     return [key.session_id for key in ray.get(manager.get(name).actor.residents.remote())]
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline, "it does not come about"
-        time.sleep(0.05)
 
 
 def test_many_sessions_live_in_two_processes_and_keep_to_themselves(make_ray_manager: MakeManager) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_agents_on_ray import until
 from test_sessions_on_ray import kill
 
 from memories.memory_engines import Mirror
+from patience import until
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.actor_names import actor_name, find_actor

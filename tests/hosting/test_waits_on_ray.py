@@ -9,10 +9,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from test_agents_on_ray import until
 from test_sessions_on_ray import python
 
 from engines import Asking
+from patience import until
 from scale import share
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.execution import AsyncExecutionHandle

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import pytest
 
+from patience import until
 from turnwise import AsyncSessionManager, EchoEngine, InProcess, SessionManager
 from turnwise.actors.cluster.actors.store_actor import _RemoteStore
 from turnwise.actors.in_process.runtime import InProcessRuntime
@@ -39,14 +39,6 @@ from turnwise.memory.working.memory import WorkingMemory
 from turnwise.testing import ScriptedEngine
 
 LONG_S = 30.0
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    """Wait until something holds, for `LONG_S` seconds at most."""
-    until = time.monotonic() + LONG_S
-    while not holds():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def program(script: str, *arguments: object) -> "subprocess.Popen[str]":
@@ -143,7 +135,7 @@ def test_after_a_kill_the_next_process_goes_on_with_what_was_acknowledged(tmp_pa
             states = [run.state for run in manager.runs()]
             assert "running" in states and "queued" in states
             manager.get("chat").refresh()
-        eventually(lambda: all(run.state not in ("running", "queued") for run in manager.runs()))
+        until(lambda: all(run.state not in ("running", "queued") for run in manager.runs()))
         ends = {run.run_id: run.state for run in manager.runs()}
         assert (ends[lost_id], ends[queued_id]) == ("interrupted", "completed")
         assert [turn.text for turn in manager.get("chat").turns()][-1] == "queued"
@@ -196,7 +188,7 @@ def test_a_run_outlives_its_manager_and_the_next_manager_finds_it(tmp_path: Path
         assert queued.wait(LONG_S).text == "next"
         assert manager.execution(run.run_id).wait(LONG_S).text == "word " * 40
     assert chat.run("after all managers are closed").wait(LONG_S).index == 2
-    eventually(lambda: not is_open(tmp_path / "a.db"))
+    until(lambda: not is_open(tmp_path / "a.db"))
 
 
 def test_managers_of_one_store_share_its_sessions_and_the_last_one_closes_it(tmp_path: Path) -> None:
@@ -268,7 +260,7 @@ def test_no_file_of_notes_stays_open(tmp_path: Path) -> None:
         assert manager.forget("ada").notes == 1
     del manager
     gc.collect()
-    eventually(lambda: not is_open(path))
+    until(lambda: not is_open(path))
     with SessionManager("memory://files", **settings) as again:
         assert again.open("chat", user_id="ada").memory.read_notes() == ""
 
@@ -296,7 +288,7 @@ def test_a_caller_that_goes_away_leaves_no_error_behind(caplog: pytest.LogCaptur
     asyncio.run(go_away())
     with SessionManager("memory://leaving", **settings) as manager:
         chat = manager.open("chat")
-        eventually(lambda: [turn.status for turn in chat.turns()] == ["completed"])
+        until(lambda: [turn.status for turn in chat.turns()] == ["completed"])
         assert chat.run("again").wait().text == "again"
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 

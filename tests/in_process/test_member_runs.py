@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from patience import until
 from turnwise import EchoEngine, InProcess, LexicalMemory, Session, SessionManager
 from turnwise.engines import EngineBuilder, ToolContext, agent_tool, schedule_tools, tool
 from turnwise.errors import NotAllowedError, RunNotFoundError, SessionNotFoundError
 from turnwise.testing.scripted_engine import ScriptedEngine
 
 LONG_S = 30.0
-
-
-def eventually(holds: Callable[[], object]) -> None:
-    until = time.monotonic() + LONG_S
-    while not holds():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def shared(manager: SessionManager, **roles: Any) -> Session:
@@ -122,6 +115,6 @@ def test_a_reminder_of_a_members_run_is_the_members_and_ends_with_the_membership
         assert reminder.payload["author"] == "tom"
         if leaves:
             chat.remove_member("tom")
-        eventually(lambda: not chat.schedules().items)
-        eventually(lambda: not chat.info().active_run_id)
+        until(lambda: not chat.schedules().items)
+        until(lambda: not chat.info().active_run_id)
         assert [run.author for run in chat.runs()] == (["tom"] if leaves else ["tom", "tom"])

@@ -2,12 +2,12 @@
 
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from patience import until
 from turnwise import EchoEngine, InProcess, SessionManager
 from turnwise.engines import EngineBuilder, agent_tool, tool
 from turnwise.errors import (
@@ -26,14 +26,6 @@ LONG_S = 30.0
 SETTINGS: dict[str, Any] = {"engine": EchoEngine(), "placement": InProcess()}
 
 
-def eventually(holds: Callable[[], object]) -> None:
-    """Wait until something holds, for `LONG_S` seconds at most."""
-    until = time.monotonic() + LONG_S
-    while not holds():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.02)
-
-
 def texts(session: Any) -> list[str | None]:
     return [turn.text for turn in session.turns() if turn.status == "completed"]
 
@@ -42,11 +34,11 @@ def test_a_message_wakes_a_session_of_the_same_user() -> None:
     with SessionManager("memory://messages", **SETTINGS) as manager:
         ann, bob = (manager.open(name, user_id="ada") for name in ("ann", "bob"))
         message = ann.send("bob", "hello")
-        eventually(lambda: texts(bob) == ["hello"])
+        until(lambda: texts(bob) == ["hello"])
         (run,) = bob.runs()
         assert (run.run_id, run.labels) == (message.run_id, {"from_session": "ann"})
         bob.send("bob", "a note to myself")
-        eventually(lambda: texts(bob) == ["hello", "a note to myself"])
+        until(lambda: texts(bob) == ["hello", "a note to myself"])
         assert not texts(ann) and not manager.schedules().items
 
 
@@ -126,7 +118,7 @@ def test_a_user_is_forgotten_with_agents_at_work() -> None:
     }
     with SessionManager("memory://team-forgotten", engine=engines, placement=InProcess()) as manager:
         run = manager.open("chat", user_id="ada").run("go")
-        eventually(lambda: manager.runs(state="running").items)
+        until(lambda: manager.runs(state="running").items)
         assert manager.forget("ada").sessions == 2
         assert not manager.list(agents=True).items and not manager.schedules().items
         with pytest.raises((RunCancelledError, SessionNotFoundError)):

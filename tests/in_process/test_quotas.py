@@ -184,3 +184,26 @@ def test_a_run_of_which_nothing_is_stored_is_counted_and_refused() -> None:
         assert [use.used for use in manager.quotas(user_id="ann")] == [1]
         with pytest.raises(QuotaExceededError, match="user 'ann' has used 1 of 1 runs"):
             manager.run_once("again", user_id="ann")
+
+
+def test_tokens_and_cost_of_runs_that_are_not_stored_are_counted(store_url: str) -> None:
+    """With the user's tenant. A change of a quota or a tenant is known at once."""
+    prices = {"local": Price(input=1e6, output=0.0)}  # one for each token
+    with (
+        LocalProvider() as provider,
+        a_manager(store_url, engine_of(provider), config=SessionConfig(prices=prices)) as manager,
+    ):
+        tokens, cost = Quota(tenant="*", tokens=10**6, per="month"), Quota(user_id="*", cost=1e6, per="month")
+        for quota in (tokens, cost):
+            manager.set_quota(quota)
+        manager.run_once("hello", user_id="ann").wait()
+        manager.set_tenant("ann", "acme")
+        usage = manager.run_once("hello", user_id="ann").wait().usage
+        assert usage and usage.input_tokens
+        used = {use.quota: use.used for use in manager.quotas(user_id="ann")}
+        assert used == {tokens: usage.input_tokens + usage.output_tokens, cost: 2 * usage.input_tokens}
+        manager.set_quota(Quota(tenant="acme", tokens=1, per="month", then="ask"))
+        manager.run_once("hello", user_id="ann").wait()
+        with pytest.raises(QuotaExceededError, match="tenant 'acme' has used"):
+            manager.run_once("hello", user_id="ann")
+        assert not manager.usage().runs and not manager.count()

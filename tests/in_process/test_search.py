@@ -206,3 +206,53 @@ def test_only_the_version_of_a_turn_that_is_shown_is_found(url: str) -> None:
         assert [hit.id for hit in manager.search("ann", "train", order="rank")] == ["trip#2:1", "trip#2:0"]
         chat.choose(0)
         assert ids(manager, "train") == ["trip#0:1", "trip#0:0"] and ids(manager, "home") == ["trip#1:1", "trip#1:0"]
+
+
+def test_members_find_what_others_share_with_them(url: str) -> None:
+    with manager_of(url) as manager:
+        plan, own = manager.open("plan", user_id="ann", title="The plan"), manager.open("plan", user_id="tom")
+        say(plan, "the olive tree")
+        say(manager.open("secret", user_id="ann"), "the olive oil")
+        say(own, "my olive")
+
+        def found(**filters: Any) -> list[tuple[str, str]]:
+            return [(hit.user_id, hit.id) for hit in manager.search("tom", "olive", **filters)]
+
+        mine, shared = [("tom", "plan#0:1"), ("tom", "plan#0:0")], [("ann", "plan#0:1"), ("ann", "plan#0:0")]
+        assert found() == mine
+        plan.add_member("tom", "reader")
+        assert found() == [*mine, *shared] == found(session_id="plan")
+        assert set(found(order="rank")) == {*mine, *shared}
+        assert found(shared=False) == mine
+        assert [hit.title for hit in manager.search("tom", "tree")] == ["The plan"] * 2
+        plan.mark(plan.messages()[0], "flag", True)
+        assert found(mark="flag") == [("ann", "plan#0:0")]
+        for user_id in ("ann", "eve"):
+            assert {hit.user_id for hit in manager.search(user_id, "olive")} <= {"ann"} - {"eve"}
+        assert not ids(manager, "olive", "eve") and len(ids(manager, "olive")) == 4
+        fork = plan.fork(session_id="branch")
+        assert found() == [*mine, *shared], "a fork is shared with nobody"
+        fork.add_member("tom")
+        assert len(found()) == 6
+        fork.delete()
+        plan.remove_member("tom")
+        assert found() == mine
+        plan.add_member("tom")
+        plan.delete()
+        assert found() == mine
+
+
+async def test_a_member_of_many_users_sessions_finds_each(url: str) -> None:
+    async with AsyncSessionManager(url, engine=EchoEngine(), placement=InProcess()) as manager:
+        for number in range(70):  # more than one query of the index looks for
+            session = await manager.open("s", user_id=f"user-{number}")
+            await session.append(f"the olive {number}")
+            if number % 2:
+                await session.add_member("tom")
+        hits, cursor = list[Any](), None
+        while True:
+            page = await manager.search("tom", "olive", limit=8, cursor=cursor)
+            hits += page
+            if (cursor := page.cursor) is None:
+                break
+        assert [hit.user_id for hit in hits] == [f"user-{number}" for number in range(69, 0, -2)]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from patience import until
 from turnwise import AsyncSessionManager, EchoEngine, InProcess, OpenAIEngine, SessionConfig, SessionManager
 from turnwise.errors import IdempotencyConflictError, InvalidInputError, SessionEndedError
 from turnwise.events import RunCompleted, RunStarted
@@ -24,13 +23,6 @@ from turnwise.testing import LocalProvider
 SETTINGS: dict[str, Any] = {"engine": EchoEngine(), "placement": InProcess()}
 
 LONG_S = 30.0
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + LONG_S
-    while not holds():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql", "redis"])
@@ -134,7 +126,7 @@ def test_a_schedule_may_have_instructions_instead_of_a_prompt() -> None:
         with SessionManager(f"memory://{new_id()}", **{**SETTINGS, "engine": engine}) as manager:
             chat = manager.open("chat")
             chat.schedule(after_s=0.1, instructions="The reminder is due: tell her that the tea has drawn.")
-            eventually(lambda: bool(chat.runs()) and chat.runs()[0].state == "completed")
+            until(lambda: bool(chat.runs()) and chat.runs()[0].state == "completed")
             (message,) = chat.messages()
             assert (message.role, message.text) == ("assistant", "Your tea has drawn.")
             assert "The reminder is due" in json.dumps(provider.requests[0].body)

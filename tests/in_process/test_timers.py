@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from patience import until
 from turnwise import AsyncSessionManager, EchoEngine, Encryption, InProcess, SessionConfig, SessionManager
 from turnwise.actors.dispatch.dispatcher import DispatchSettings
 from turnwise.actors.in_process import hosts
@@ -36,14 +37,6 @@ SETTINGS: dict[str, Any] = {"engine": EchoEngine(), "placement": InProcess()}
 DAYS_S = 86_400.0 * 30
 
 
-def eventually(holds: Callable[[], object]) -> None:
-    """Wait until something holds, for `LONG_S` seconds at most."""
-    until = time.monotonic() + LONG_S
-    while not holds():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.02)
-
-
 def texts(session: Any) -> list[str | None]:
     """Return the answers of all turns that have completed."""
     return [turn.text for turn in session.turns() if turn.status == "completed"]
@@ -64,7 +57,7 @@ def test_a_manager_that_resumes_no_lost_runs_carries_out_no_schedules(tmp_path: 
         assert texts(chat) == ["a", "b", "c"]
     with SessionManager(url_of(tmp_path), **SETTINGS) as manager:
         chat = manager.open("chat")
-        eventually(lambda: texts(chat) == ["a", "b", "c", "water the plants"])
+        until(lambda: texts(chat) == ["a", "b", "c", "water the plants"])
 
 
 def test_a_prompt_begins_a_run_when_it_is_due(tmp_path: Path) -> None:
@@ -73,7 +66,7 @@ def test_a_prompt_begins_a_run_when_it_is_due(tmp_path: Path) -> None:
         reminder = chat.schedule("water the plants", after_s=1.0, key="plants", labels={"by": "timer"}, timeout_s=20.0)
         assert (reminder.key, reminder.schedule) == ("plants", None)
         assert [*chat.schedules()] == [*manager.schedules(user_id="ada")] == [reminder]
-        eventually(lambda: texts(chat) == ["water the plants"])
+        until(lambda: texts(chat) == ["water the plants"])
         (run,) = chat.runs()
         assert (run.run_id, run.labels, run.timeout_s) == (reminder.run_id, {"by": "timer"}, 20.0)
         assert run.created_at == pytest.approx(reminder.occurs_at, abs=1.0)
@@ -101,7 +94,7 @@ def test_what_recurs_comes_until_it_is_cancelled() -> None:
         chat = manager.open("chat")
         first = chat.schedule("tick", after_s=0.0, every_s=1.0, key="clock")
         assert chat.schedule("other words", every_s=5.0, key="clock").delivery_id == first.delivery_id
-        eventually(lambda: len(texts(chat)) == 2)
+        until(lambda: len(texts(chat)) == 2)
         (clock,) = chat.schedules()
         assert (clock.revision, clock.occurs_at) == (3, first.occurs_at + 2.0)
         assert chat.cancel_schedule("clock")
@@ -118,7 +111,7 @@ def test_a_change_replaces_the_time_and_the_prompts_each_alone() -> None:
         assert chat.change_schedule("b", if_busy="drop", missed="skip").payload == other.payload
         for key in "ab":
             chat.change_schedule(key, after_s=0.1)
-            eventually(lambda key=key: len(texts(chat)) == 1 + "ab".index(key))  # type: ignore[misc]
+            until(lambda key=key: len(texts(chat)) == 1 + "ab".index(key))  # type: ignore[misc]
         assert texts(chat) == ["new words", "other words"]
         assert [run.labels for run in chat.runs()] == [{"new": "label"}, {}]
         with pytest.raises(DeliveryNotFoundError, match=r"'chat' has no delivery 'a'"):
@@ -141,10 +134,10 @@ def test_a_busy_session_takes_it_by_its_policy(policy: IfBusy) -> None:
         long = chat.run("long")
         chat.schedule("short", after_s=0.1, key="short", if_busy=policy)
         if policy == "reject":
-            eventually(lambda: [schedule.attempts for schedule in chat.schedules()] == [1])
+            until(lambda: [schedule.attempts for schedule in chat.schedules()] == [1])
             assert "busy" in str(chat.schedules().items[0].why)
         else:
-            eventually(lambda: not chat.schedules().items)
+            until(lambda: not chat.schedules().items)
         states = [run.state for run in chat.runs()]
         assert states == {"enqueue": ["running", "queued"], "drop": ["running"], "reject": ["running"]}.get(
             policy, states
@@ -153,7 +146,7 @@ def test_a_busy_session_takes_it_by_its_policy(policy: IfBusy) -> None:
         if policy != "interrupt":
             long.wait(LONG_S)
         expected = {"drop": 1, "interrupt": 1}.get(policy, 2)
-        eventually(lambda: len(texts(chat)) == expected and not chat.info().active_run_id)
+        until(lambda: len(texts(chat)) == expected and not chat.info().active_run_id)
         ends = {run.state for run in chat.runs()}
         assert ends == ({"cancelled", "completed"} if policy == "interrupt" else {"completed"})
 
@@ -163,9 +156,9 @@ def test_a_session_that_is_idle_leaves_and_is_woken() -> None:
     with SessionManager("memory://idle", config=config, **SETTINGS) as manager:
         chat = manager.open("chat")
         chat.schedule("wake up", after_s=4.0)
-        eventually(lambda: [host.load.sessions for host in manager.hosts() if host.load] == [0])
+        until(lambda: [host.load.sessions for host in manager.hosts() if host.load] == [0])
         assert not chat.runs(), "it has left before it is due"
-        eventually(lambda: texts(chat) == ["wake up"])
+        until(lambda: texts(chat) == ["wake up"])
 
 
 def test_schedules_go_with_their_session_and_their_user() -> None:
@@ -183,8 +176,8 @@ def test_schedules_go_with_their_session_and_their_user() -> None:
         assert [schedule.session_key for schedule in left] == [("other", "alan")]
         assert (first_page.items, first_page.cursor) == (left.items, None)
         assert not manager.schedules(user_id="ada").items
-        eventually(lambda: not manager.schedules().items)
-        eventually(lambda: texts(manager.get("other", user_id="alan")) == ["alan other"])
+        until(lambda: not manager.schedules().items)
+        until(lambda: texts(manager.get("other", user_id="alan")) == ["alan other"])
         assert [run.user_id for run in manager.runs()] == ["alan"]
 
 
@@ -215,7 +208,7 @@ def test_a_fork_has_copies_if_it_is_to() -> None:
         assert not chat.fork().schedules().items
         fork = chat.fork(schedules=True)
         assert [schedule.key for schedule in fork.schedules()] == ["again"]
-        eventually(lambda: texts(chat) == ["hello", "again"] and texts(fork)[-1] == "again")
+        until(lambda: texts(chat) == ["hello", "again"] and texts(fork)[-1] == "again")
 
 
 @pytest.mark.parametrize(
@@ -297,7 +290,7 @@ def test_a_process_waits_while_a_ray_has_the_store(monkeypatch: pytest.MonkeyPat
         time.sleep(0.5)
         assert not chat.runs()
         others.pop()
-        eventually(lambda: texts(chat) == ["a word"])
+        until(lambda: texts(chat) == ["a word"])
 
 
 @pytest.mark.parametrize("lives", [True, False])
@@ -312,7 +305,7 @@ def test_a_process_has_the_lease_as_long_as_it_lives(lives: bool, monkeypatch: p
             time.sleep(0.5)
             assert not chat.runs()
         else:
-            eventually(lambda: texts(chat) == ["a word"])
+            until(lambda: texts(chat) == ["a word"])
 
 
 def test_a_process_yields_to_the_dispatcher_of_a_ray_and_takes_over_when_that_ray_has_died(
@@ -327,7 +320,7 @@ def test_a_process_yields_to_the_dispatcher_of_a_ray_and_takes_over_when_that_ra
 
     with SessionManager("memory://yields", **SETTINGS) as manager:
         chat = manager.open("chat")
-        eventually(lambda: lease("", None))
+        until(lambda: lease("", None))
         others.append("10.0.0.1:6379")
         lease(lease("", None), 0.0)
         assert lease("10.0.0.1:6379/dispatcher", 1000.0) == "10.0.0.1:6379/dispatcher"
@@ -335,7 +328,7 @@ def test_a_process_yields_to_the_dispatcher_of_a_ray_and_takes_over_when_that_ra
         time.sleep(0.5)
         assert not chat.runs()
         others.clear()
-        eventually(lambda: texts(chat) == ["a word"])
+        until(lambda: texts(chat) == ["a word"])
 
 
 def test_managers_that_come_and_go_lose_and_double_nothing(tmp_path: Path) -> None:
@@ -348,7 +341,7 @@ def test_managers_that_come_and_go_lose_and_double_nothing(tmp_path: Path) -> No
             time.sleep(number % 4 / 200)
     with SessionManager(url_of(tmp_path), **SETTINGS) as manager:
         chat = manager.get("chat")
-        eventually(lambda: not chat.schedules().items and len(texts(chat)) == 3 * rounds)
+        until(lambda: not chat.schedules().items and len(texts(chat)) == 3 * rounds)
         assert sorted(map(str, texts(chat))) == sorted(f"{n} {part}" for n in range(rounds) for part in range(3))
 
 
@@ -359,7 +352,7 @@ def test_an_encrypted_store_has_no_words_of_a_schedule(tmp_path: Path) -> None:
         chat.schedule("the secret word", after_s=1.5)
         assert "the secret word" in str(manager.schedules().items)
         assert not any(b"secret word" in path.read_bytes() for path in tmp_path.iterdir())
-        eventually(lambda: texts(chat) == ["the secret word"])
+        until(lambda: texts(chat) == ["the secret word"])
 
 
 SCHEDULING = """
@@ -400,10 +393,10 @@ def test_after_kills_each_occurrence_has_begun_one_run(tmp_path: Path) -> None:
     time.sleep(max(0.0, begins_at + 2.0 - time.time()))
     with SessionManager(url, **SETTINGS) as manager:
         chat = manager.get("chat")
-        eventually(lambda: [schedule.key for schedule in chat.schedules()] == ["again"])
-        eventually(lambda: chat.schedules().items[0].occurs_at > time.time())
+        until(lambda: [schedule.key for schedule in chat.schedules()] == ["again"])
+        until(lambda: chat.schedules().items[0].occurs_at > time.time())
         chat.cancel_schedule("again")
-        eventually(lambda: not manager.runs(state="running").items and not manager.runs(state="queued").items)
+        until(lambda: not manager.runs(state="running").items and not manager.runs(state="queued").items)
         prompts = [block.text for turn in chat.turns() for block in turn.asked if block.kind == "user"]
         assert sorted(text for text in prompts if text != "again") == [f"once {number}" for number in range(8)]
         begun = {run.run_id for run in chat.runs() if prompts[run.turn_index] == "again"}
@@ -420,7 +413,7 @@ def test_on_a_server_the_next_process_need_not_wait_for_the_lease(server: str, r
         chat = manager.get("chat")
         done = chat.runs()[-1].turn_index
         chat.schedule("soon", after_s=0.1)
-        eventually(lambda: "soon" in texts(chat)[done:])
+        until(lambda: "soon" in texts(chat)[done:])
         prompts = [turn.asked[-1].text for turn in chat.turns() if turn.asked[-1].kind == "user"]
         assert prompts.count("once 0") == prompts.count("soon") == 1
 
@@ -433,5 +426,5 @@ def test_what_was_missed_is_carried_out_as_it_says(tmp_path: Path, missed: Any, 
     with SessionManager(url_of(tmp_path), **SETTINGS) as manager:
         chat = manager.open("chat")
         chat.schedule("daily", at=at, every_s=day_s, key="daily", missed=missed)
-        eventually(lambda: chat.schedules().items[0].occurs_at == pytest.approx(at + 3 * day_s))
-        eventually(lambda: len(texts(chat)) == runs)
+        until(lambda: chat.schedules().items[0].occurs_at == pytest.approx(at + 3 * day_s))
+        until(lambda: len(texts(chat)) == runs)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from patience import until
 from servers.webhook_receiver import Receiver
 from stored.audit import store_of
 from stored.open_stores import run_with
@@ -32,14 +33,6 @@ def receiver() -> Iterator[Receiver]:
     receiver.close()
 
 
-def eventually(holds: Callable[[], object]) -> None:
-    """Wait until something holds, for `LONG_S` seconds at most."""
-    until = time.monotonic() + LONG_S
-    while not holds():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.02)
-
-
 def url_of(folder: Path) -> str:
     return f"sqlite:///{folder}/a.db"
 
@@ -52,7 +45,7 @@ def test_a_receiver_is_told_of_what_happens_and_can_check_who_says_so(tmp_path: 
         run = chat.run("hello")
         turn = run.wait()
         chat.end()
-        eventually(lambda: len(receiver.requests) == 2)
+        until(lambda: len(receiver.requests) == 2)
         (path, headers, body), _ = receiver.requests
         assert path == "/hook?of=chat" and headers["host"] == f"localhost:{receiver.port}"
         signed_at = int(headers["webhook-timestamp"])
@@ -66,7 +59,7 @@ def test_a_receiver_is_told_of_what_happens_and_can_check_who_says_so(tmp_path: 
         assert (data["text"], data["is_cut"], data["state"]) == (turn.text, False, "completed")
         assert data["turn_index"] == turn.index and data["usage"]["seconds"] >= 0
         assert chat.schedules().items == () and manager.schedules().items == ()
-        eventually(lambda: not webhook.failed().items and not left(manager, webhook.id))
+        until(lambda: not webhook.failed().items and not left(manager, webhook.id))
 
 
 def left(manager: SessionManager, webhook_id: str) -> list[Any]:
@@ -87,7 +80,7 @@ def test_only_the_webhooks_of_a_user_hear_of_the_users_sessions(tmp_path: Path, 
         off.disable()
         for user_id in ("ann", "bob"):
             manager.open("chat", user_id=user_id).run("hello").wait()
-        eventually(lambda: len(receiver.requests) == 3)
+        until(lambda: len(receiver.requests) == 3)
         users = [(path.rpartition("&")[2], json.loads(body)["data"]["user_id"]) for path, _, body in receiver.requests]
         assert sorted(users) == [("all", "ann"), ("all", "bob"), ("ann", "ann")]
         assert [webhook.id for webhook in manager.webhooks()] == [ann.id, everyone.id, off.id]
@@ -101,7 +94,7 @@ def test_what_could_not_be_told_is_listed_and_sent_again(tmp_path: Path, receive
         webhook = manager.webhook(receiver.url, events=["run.completed"], allow_private=True)
         receiver.status = 410
         manager.open("chat").run("hello").wait()
-        eventually(lambda: webhook.failed().items)
+        until(lambda: webhook.failed().items)
         (call,) = webhook.failed()
         assert call.why == "it answered 410, so its webhook is disabled" and call.attempts == 1
         assert call.payload["data"]["text"] == "hello" and not manager.webhooks()[0].is_enabled
@@ -111,7 +104,7 @@ def test_what_could_not_be_told_is_listed_and_sent_again(tmp_path: Path, receive
         assert webhook.failed()[0].why == call.why
         webhook.enable()
         assert webhook.send_again("no such call") == 0 and webhook.send_again() == 1
-        eventually(lambda: not left(manager, webhook.id))
+        until(lambda: not left(manager, webhook.id))
         assert len({headers["webhook-id"] for _, headers, _ in receiver.requests}) == 1 < len(receiver.requests)
 
 
@@ -121,7 +114,7 @@ def test_a_secret_is_replaced_and_the_old_one_signs_besides(tmp_path: Path, rece
         old = str(webhook.secret)
         new = manager.webhooks()[0].rotate_secret()
         manager.open("chat").run("hello").wait()
-        eventually(lambda: receiver.requests)
+        until(lambda: receiver.requests)
         _, headers, body = receiver.requests[0]
         signed_at = int(headers["webhook-timestamp"])
         expected = signed_headers(headers["webhook-id"], signed_at, body, [new, old])
@@ -139,7 +132,7 @@ def test_a_webhook_is_changed_and_what_failed_goes_to_its_new_url(tmp_path: Path
         receiver.status = 410
         webhook = manager.webhook(f"{receiver.url}&old", events=["run.completed"], allow_private=True)
         manager.open("chat").run("hello").wait()
-        eventually(lambda: webhook.failed().items)
+        until(lambda: webhook.failed().items)
         webhook.change(url=f"{receiver.url}&new", events=["session.ended"])
         assert (webhook.url, webhook.events) == (f"{receiver.url}&new", ("session.ended",))
         receiver.status = 200
@@ -147,7 +140,7 @@ def test_a_webhook_is_changed_and_what_failed_goes_to_its_new_url(tmp_path: Path
         manager.open("other").run("hello").wait()
         manager.get("other").end()
         assert webhook.send_again() == 1
-        eventually(lambda: len(receiver.requests) >= 3 and not left(manager, webhook.id))
+        until(lambda: len(receiver.requests) >= 3 and not left(manager, webhook.id))
         arrivals = [(path.rpartition("&")[2], json.loads(body)["type"]) for path, _, body in receiver.requests]
         assert sorted(arrivals) == [("new", "run.completed"), ("new", "session.ended"), ("old", "run.completed")]
         wrong: list[dict[str, Any]] = [{"url": "ftp://example.org"}, {"events": []}, {"events": ["run.started"]}]
@@ -201,7 +194,7 @@ def test_addresses_inside_the_network_are_refused_and_no_redirect_is_followed(
         receiver.status, receiver.location = 302, f"{receiver.url}&elsewhere"
         redirected = manager.webhook(receiver.url, events=["run.completed"], allow_private=True)
         manager.open("chat").run("hello").wait()
-        eventually(lambda: all(call.why for webhook in (inside, redirected) for call in left(manager, webhook.id)))
+        until(lambda: all(call.why for webhook in (inside, redirected) for call in left(manager, webhook.id)))
         (refused,), (answered,) = (left(manager, webhook.id) for webhook in (inside, redirected))
         assert "'localhost' leads to" in refused.why and "inside the network" in refused.why
         assert answered.why == "it answered 302"
@@ -217,7 +210,7 @@ def test_failed_runs_budgets_and_decisions_are_told(tmp_path: Path, receiver: Re
         run = manager.open("chat").run("hello")
         with pytest.raises(Exception, match="no answer"):
             run.wait()
-        eventually(lambda: receiver.requests)
+        until(lambda: receiver.requests)
         (told,) = receiver.told
         assert told["type"] == "run.failed" and "no answer" in told["data"]["why"]
 
@@ -228,7 +221,7 @@ def test_encrypted_stores_keep_secrets_and_texts_encrypted(tmp_path: Path, recei
         receiver.status = 500
         webhook = manager.webhook(receiver.url, events=["run.completed"], allow_private=True)
         manager.open("chat", user_id="ann").run("a plain text").wait()
-        eventually(lambda: receiver.requests)
+        until(lambda: receiver.requests)
         assert receiver.told[0]["data"]["text"] == "a plain text"
     stored = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     for secret in (str(webhook.secret).encode(), b"a plain text"):

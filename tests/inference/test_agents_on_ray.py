@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,12 +17,14 @@ import pytest
 from test_sessions_on_ray import audit, kill, python
 
 from engines import SlowlyBuilt, process_of
+from patience import until
+from scale import ONE_PLACEMENT
 from tools import agent_tools
 from tools.agent_tools import charge, driver, fail, far_away, note, pause, pay, prompt, search, stubborn, whoami
 from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
+from turnwise.actors.hosting.placement import Dedicated, InProcess, Packed, Placement
 from turnwise.actors.inference.middleware import SystemPrompt
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.loop import LOST
@@ -119,14 +120,6 @@ def ray_bench(make_ray_manager: Callable[..., SessionManager], provider: LocalPr
     return Bench(make_ray_manager, provider, tmp_path / "notes")
 
 
-def until(holds: Callable[[], object], limit_s: float = WAIT_S) -> None:
-    """Wait until a condition holds that another process fulfils."""
-    deadline = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def awaited(run: ExecutionHandle) -> list[PendingCall]:
     """Return the calls that the run waits for, when it does."""
     until(lambda: run.status() == "awaiting_approval")
@@ -157,9 +150,9 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
-def test_parallel_results_are_in_order_and_thoughts_go_back_unchanged(ray_bench: Bench, api: str) -> None:
+def test_parallel_results_are_in_order_and_thoughts_go_back_unchanged(bench: Bench, api: str) -> None:
     """Cases 26, 31 and 32: one call is slow, one fails, one names no tool, one has wrong arguments."""
-    manager = ray_bench.manager(note, pause, fail, far_away, api=api)
+    manager = bench.manager(note, pause, fail, api=api)
     chat = manager.open("chat", user_id="ada")
     calls: agent_tools.Calls = [
         ("pause", {"seconds": 0.5}),
@@ -168,7 +161,7 @@ def test_parallel_results_are_in_order_and_thoughts_go_back_unchanged(ray_bench:
         ("note", {"text": "a", "loud": True}),
         ("note", {"text": "b"}),
     ]
-    run = chat.run(prompt(calls, [("note", {"text": "c"})], "done", thought="let me see"), labels=ray_bench.labels)
+    run = chat.run(prompt(calls, [("note", {"text": "c"})], "done", thought="let me see"), labels=bench.labels)
     turn = run.wait(WAIT_S)
     assert turn.text == "done" and turn.stop_reason in ("stop", "completed")
     assert [text.partition(":")[0].partition(".")[0] for text, _ in results(turn)] == [
@@ -180,17 +173,17 @@ def test_parallel_results_are_in_order_and_thoughts_go_back_unchanged(ray_bench:
         "noted c",
     ]
     assert [is_error for _, is_error in results(turn)] == [False, True, True, True, False, False]
-    assert ray_bench.notes() == ["paused", "b", "c"]
+    assert bench.notes() == ["paused", "b", "c"]
     uses = [block.call_id for block in turn.output if isinstance(block, ToolUse)]
     assert [block.call_id for block in turn.output if isinstance(block, ToolResult)] == uses
     thoughts = [block for block in turn.output if isinstance(block, Thinking)]
     assert [block.text for block in thoughts] == ["let me see"] * 3
     if api == "responses":
-        sent = [(item["id"], item["encrypted_content"]) for item in ray_bench.sent() if item["type"] == "reasoning"]
+        sent = [(item["id"], item["encrypted_content"]) for item in bench.sent() if item["type"] == "reasoning"]
         assert sent == [packed(block) for block in thoughts[:2]]
-        answered = [item["call_id"] for item in ray_bench.sent() if item["type"] == "function_call_output"]
+        answered = [item["call_id"] for item in bench.sent() if item["type"] == "function_call_output"]
     else:
-        answered = [message["tool_call_id"] for message in ray_bench.sent() if message["role"] == "tool"]
+        answered = [message["tool_call_id"] for message in bench.sent() if message["role"] == "tool"]
     assert answered == uses
 
     steps = run.steps()
@@ -256,10 +249,10 @@ def test_a_run_at_its_step_limit_keeps_results_and_says_why(bench: Bench) -> Non
     audit(manager, "chat")
 
 
-def test_a_tool_gets_the_sessions_user_and_usage_adds_up_by_user(ray_bench: Bench) -> None:
+def test_a_tool_gets_the_sessions_user_and_usage_adds_up_by_user(bench: Bench) -> None:
     """Case 50, for tools."""
     prices = {"local": Price(input=1.0, output=1_000_000.0)}
-    manager = ray_bench.manager(whoami, config={"prices": prices}, placement=Packed(hosts=1))
+    manager = bench.manager(whoami, config={"prices": prices})
     forged = {"user_id": "eve", "context": {"session": {"user_id": "eve"}}}
     story = prompt([("whoami", {"user_id": "eve"}), ("whoami", forged)], "done")
     spent: dict[str, Usage] = {}
@@ -527,7 +520,7 @@ def test_another_process_can_provide_the_result_of_a_call(
     audit(manager, "chat")
 
 
-@pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
+@ONE_PLACEMENT
 def test_edited_arguments_are_checked_after_a_restart(ray_bench: Bench, placement: Placement) -> None:
     manager = ray_bench.make_manager(engine=ray_bench.engine(pay), placement=placement)
     chat = manager.open("chat")
@@ -544,13 +537,13 @@ def test_edited_arguments_are_checked_after_a_restart(ray_bench: Bench, placemen
     audit(manager, "chat")
 
 
-def test_async_handles_can_approve_and_reject(ray_bench: Bench, tmp_path: Path, namespace: str) -> None:
+def test_async_handles_can_approve_and_reject(bench: Bench, tmp_path: Path, namespace: str) -> None:
     async def story() -> None:
-        settings: Any = {"engine": ray_bench.engine(pay, driver), "namespace": namespace}
+        settings: Any = {"engine": bench.engine(pay, driver), "namespace": namespace, "placement": InProcess()}
         async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as opened:
             chat = await opened.open("chat")
             calls: agent_tools.Calls = [("pay", {"euros": 8}), ("pay", {"euros": 9}), ("driver", {})]
-            run = await chat.run(prompt(calls, "done"), labels=ray_bench.labels)
+            run = await chat.run(prompt(calls, "done"), labels=bench.labels)
             async for event in run.events():
                 if isinstance(event, ApprovalRequested) and len(await run.pending()) == 3:
                     break
@@ -564,7 +557,7 @@ def test_async_handles_can_approve_and_reject(ray_bench: Bench, tmp_path: Path, 
             assert (await opened.usage()).total.tool_calls == 1
 
     asyncio.run(story())
-    assert ray_bench.notes() == ["paid 1"]
+    assert bench.notes() == ["paid 1"]
 
 
 # Budgets

@@ -16,7 +16,7 @@ import pytest
 from engines import process_of
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.hosting.placement import Packed
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.engine import RunContext
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.inference.tools.tool import tool
@@ -75,29 +75,29 @@ def test_a_generator_sees_the_conversation_streams_and_is_cancelled(make_manager
         chat.run("four", params={"temperature": 0.1})
 
 
-async def test_blocking_functions_of_one_process_run_side_by_side(ray_session: Any, tmp_path: Path) -> None:
+async def test_blocking_functions_of_one_process_run_side_by_side(tmp_path: Path) -> None:
     def meet(turn: Turn) -> str:
         (tmp_path / turn.session_id).touch()
         while len(list(tmp_path.glob("chat-*"))) < 3:
             time.sleep(0.01)
         return "met"
 
-    settings: dict[str, Any] = {"engine": FunctionEngine(meet), "placement": Packed(hosts=1)}
+    settings: dict[str, Any] = {"engine": FunctionEngine(meet), "placement": InProcess()}
     async with AsyncSessionManager("memory://functions", namespace=f"test-{tmp_path.name}", **settings) as manager:
         chats = [await manager.open(f"chat-{number}") for number in range(3)]
         runs = [await chat.run("hello") for chat in chats]
         assert [turn.text for turn in await asyncio.gather(*(run.wait() for run in runs))] == ["met"] * 3
 
 
-async def test_an_async_generator_streams_in_the_async_family(ray_session: Any, tmp_path: Path) -> None:
+async def test_an_async_generator_streams_in_the_async_family(tmp_path: Path) -> None:
     async def count(turn: Turn) -> AsyncIterator[str]:
         for number in range(3):
             await asyncio.sleep(0.01)
             yield f"{number} "
         raise ValueError("that is all")
 
-    settings: dict[str, Any] = {"engine": FunctionEngine(count), "namespace": f"test-{tmp_path.name}"}
-    async with AsyncSessionManager("memory://counts", **settings) as manager:
+    settings: dict[str, Any] = {"engine": FunctionEngine(count), "placement": InProcess()}
+    async with AsyncSessionManager(f"memory://counts-{tmp_path.name}", **settings) as manager:
         run = await (await manager.open()).run("hello")
         text = "".join([event.text async for event in run.events() if event.kind == "text_delta"])
         with pytest.raises(RunFailedError, match="that is all") as failed:

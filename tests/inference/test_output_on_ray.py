@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel, Field, field_validator
-from test_agents_on_ray import WAIT_S, until
+from test_agents_on_ray import WAIT_S
 from test_output import MINUS, PARIS, says
 from test_sessions_on_ray import kill
 
 from engine_calls import engine_at
+from patience import until
 from quirks import QuirkServer, Reply
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import InvalidInputError, OutputInvalidError, RunFailedError
 
@@ -75,10 +77,10 @@ def test_a_run_that_is_killed_between_retries_continues_with_the_same_type(make_
 
 
 def test_both_families_return_instances_and_partial_objects_and_refuse_invalid_types(
-    make_ray_manager: MakeManager, tmp_path: Path, namespace: str
+    make_manager: MakeManager, tmp_path: Path, namespace: str
 ) -> None:
     with QuirkServer(says(PARIS)) as server:
-        manager = make_ray_manager(engine=engine_at(server))
+        manager = make_manager(engine=engine_at(server))
         chat = manager.open("chat")
         run = chat.run("What of Paris?", output=Place)
         *_, last = run.partials()
@@ -93,7 +95,7 @@ def test_both_families_return_instances_and_partial_objects_and_refuse_invalid_t
 
     async def story() -> None:
         with QuirkServer(says(MINUS), says(PARIS)) as server:
-            settings: Any = {"engine": engine_at(server), "namespace": namespace}
+            settings: Any = {"engine": engine_at(server), "namespace": namespace, "placement": InProcess()}
             async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as opened:
                 second_session = await opened.open("another")
                 run = await second_session.run("What of Paris?", output=Place)

@@ -18,13 +18,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from test_agents_on_ray import WAIT_S, until
+from test_agents_on_ray import WAIT_S
 from test_output import says
 from test_sessions_on_ray import kill
 
 from engine_calls import engine_at
 from memories.memory_engines import BrokenMemory, Mirror, SlowMemory
 from memories.memory_manager import answering
+from patience import until
 from quirks import QuirkServer, Reply
 from scale import share
 from turnwise.actors.client.blocking.manager import SessionManager
@@ -168,14 +169,15 @@ def test_a_pin_holds_in_every_process_and_for_its_user_only(make_manager: MakeMa
 
 
 async def test_the_async_family_changes_and_pins_what_the_other_has_saved(
-    make_ray_manager: MakeManager, tmp_path: Path, namespace: str
+    make_manager: MakeManager, tmp_path: Path, namespace: str
 ) -> None:
     settings: dict[str, Any] = {
         "engine": Mirror(),
+        "placement": InProcess(),
         "memory": [VectorMemory(tmp_path / "said.db", embedding=None)],
         "config": replace(PATIENT, memory=MemoryConfig(timeout_s=60.0, save="none")),
     }
-    manager = make_ray_manager(**settings)
+    manager = make_manager(**settings)
     item_id = manager.open("c", user_id="ada").memory.save("Folds paper cranes.", type=MemoryType.SKILL, name="Origami")
 
     settings["namespace"] = namespace

@@ -87,6 +87,9 @@ MEASURED = [
             "  that is searched, to that",
         )
     ),
+    *(f"turn in process without quotas, {store}" for store in ("SQLite", "PostgreSQL")),
+    "  with one quota, to that",
+    "  with five quotas, to that",
     "activation, 400 sessions in SQLite: p99",
     "  the same verb again, resident",
     "bare calls of one async actor, 70 at once, each",
@@ -111,6 +114,8 @@ COUNTED = [
     "statements of a turn, as before deliveries",
     "to both",
     *(f"{store}, {waiting} waiting" for store in ("SQLite", "PostgreSQL", "Redis") for waiting in ("5,000", "0")),
+    "tokens over a quota of 4,000, 16 hosts at once",
+    "to that bound",
     "memory of a bare actor's process",
     "memory of a session's process",
     "of which modules, in a process without Ray's",

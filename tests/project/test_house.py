@@ -27,6 +27,7 @@ from turnwise import (
     blocks,
     conformance,
     console,
+    dataset,
     engines,
     errors,
     events,
@@ -46,7 +47,7 @@ ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
 FLOORS = [
     *("errors", "memory", "strategies", "actors", "telemetry", "adapters", "http", "console", "testing", "conformance"),
-    *("replay", "cli"),
+    *("dataset", "replay", "cli"),
 ]
 ROOMS = {
     "memory": [
@@ -253,6 +254,7 @@ PUBLIC = [
     adapters,
     conformance,
     console,
+    dataset,
     engines,
     http,
     memories,

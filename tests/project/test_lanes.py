@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path, PurePath
 
-from lanes import LONG, MORE, TAKEN, TESTS, files_of, is_same_on_each_python, mark_of, name_of, take
+import pytest
+from lanes import DAYS, LONG, MORE, TAKEN, TESTS, files_of, is_same_on_each_python, mark_of, name_of, take
 
 
 def test_a_lane_runs_the_files_that_no_other_has_taken_in_the_order_in_which_it_gets_them(tmp_path: Path) -> None:
@@ -49,8 +50,17 @@ def test_the_newest_python_runs_what_may_differ_there_without_a_ray_and_one_file
     assert 0 < len(files_of("others")) - len(files) < len(files) and all(
         file.parent != TESTS / "project" for file in files
     )
-    (file,) = files_of("ray", "--newest")
-    assert file.exists()
+    for target in ("--newest", "--newest-part"):
+        (file,) = files_of("ray", target)
+        assert file.exists()
+
+
+def test_the_parts_for_the_newest_python_are_all_of_it_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = list[Path]()
+    for day in range(DAYS):
+        monkeypatch.setattr("time.time", lambda day=day: 86400.0 * (20_000 + day))
+        parts += files_of("others", "--newest-part")
+    assert sorted(parts) == sorted(files_of("others", "--newest"))
 
 
 COMBINED = """

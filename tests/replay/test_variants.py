@@ -55,6 +55,22 @@ def test_other_memories_are_searched_for_the_prompts_and_get_nothing(url: str, t
         assert replay(manager, engine=recorder(), memory=[]).summary.turns == 2
 
 
+def test_what_was_said_after_a_turn_does_not_help_it(url: str, tmp_path: Path) -> None:
+    memory = LexicalMemory(tmp_path / "memory.db")
+    with SessionManager(url, engine=EchoEngine(), placement=InProcess(), memory=[memory]) as manager:
+        chat = manager.open("asked", user_id="ann")
+        chat.run("What is the code of the harbour?").wait()
+        told = manager.open("told", user_id="ann")
+        told.run("The code of the harbour is 4711.").wait()
+        assert told.memory.wait()
+        chat.run("And what is the code of the harbour now?").wait()
+        engine = recorder()
+        replay(manager, engine=engine, memory=[memory], select=Selection(sessions=["asked"], user_id="ann"))
+        first, second = engine.calls
+        assert [block.text for block in first.blocks if isinstance(block, Recalled)] == []
+        assert any("4711" in block.text for block in second.blocks if isinstance(block, Recalled))
+
+
 def test_kept_memories_are_recalled_again_though_the_memory_has_changed(url: str, tmp_path: Path) -> None:
     config = SessionConfig(memory=MemoryConfig(keep_recalled=True))
     memory = LexicalMemory(tmp_path / "memory.db")

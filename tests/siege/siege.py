@@ -1,9 +1,9 @@
 """Attacks turnwise from outside: `make siege`. Writes the results to LAST.md beside this file.
 
-Callers, members who reach for more than their role allows, timers, messages, teams of agents, webhooks, kills, freezes,
-crashes of servers, ends of programs, rival Rays, restores of older copies, bad calls, abandoned waits and damaged
-archives, all at once, on SQLite, PostgreSQL and Redis in turn. The result is checked with a
-simple ledger and with what `sqlite3`, `psycopg` and `redis` read from the store, without code of `turnwise.testing`.
+Callers, members who reach for more than their role allows, also over HTTP, timers, messages, teams of agents, webhooks,
+kills, freezes, crashes of servers, ends of programs, rival Rays, restores of older copies, bad calls, abandoned waits
+and damaged archives, all at once, on SQLite, PostgreSQL and Redis in turn. The result is checked with a simple ledger
+and with what `sqlite3`, `psycopg` and `redis` read from the store, without code of `turnwise.testing`.
 
     make siege ARGS="--minutes 20 --seed 0 --store sqlite redis"
 """
@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -29,12 +30,15 @@ import ray
 from siege_callers import ANSWER_S, Caller, misuse, mutate, trespass
 from siege_engine import SiegeEngine, tasks_of
 from siege_ledger import Entry, Ledger
+from siege_members import HttpMembers, tokens_of
 from siege_stores import IMPORTED, STORES, Found, Store
 
 from processes.large_settings import OtherEngineError, orphan
+from servers.http_service import on_server
 from servers.webhook_receiver import Receiver
 from turnwise import AsyncSessionManager, Dedicated, LexicalMemory, NotFoundError, Packed, SessionConfig, TurnwiseError
 from turnwise.errors import RunEndedError
+from turnwise.http import create_app
 from turnwise.stores import SQLItems
 from webhook_calls import ToldRuns
 
@@ -99,6 +103,14 @@ class Siege:
             self._receiver.close()
 
     async def _run(self) -> None:
+        tokens = tokens_of(sorted({user for user, _ in self._stage.sessions}))
+        async with on_server(create_app(self._manager, auth=tokens)) as url:
+            await self._attack(HttpMembers(url, self.ledger, self._dice))
+        await self._settle()
+        await self._judge()
+        await self._manager.close()
+
+    async def _attack(self, members: HttpMembers) -> None:
         await self._manager.webhook(self._receiver.url, events=["run.completed"], allow_private=True)
         for user, chat in self._stage.sessions:
             await self._manager.open(chat, user_id=user)
@@ -116,7 +128,7 @@ class Siege:
             (self._rival, 60.0),
             (self._orphan, 40.0),
             (self._misuse, 1.0),
-            (self._trespass, 1.0),
+            (partial(self._trespass, members), 1.0),
             (self._import, 5.0),
         ]
         calling = [asyncio.create_task(caller.call(self._over.is_set)) for caller in self._callers]
@@ -132,9 +144,6 @@ class Siege:
             task.cancel()
             self.ledger.violate("a caller has no answer")
         await asyncio.gather(*calling, return_exceptions=True)
-        await self._settle()
-        await self._judge()
-        await self._manager.close()
 
     async def _again(self, attack: Callable[[], Awaitable[None]], pause_s: float) -> None:
         while not self._over.is_set():
@@ -281,13 +290,14 @@ class Siege:
         with contextlib.suppress(TurnwiseError):
             await misuse(caller, self._manager, self.ledger, caller.user, self._dice)
 
-    async def _trespass(self) -> None:
-        """Have a user whose role does not allow it reach for another one's session."""
+    async def _trespass(self, members: HttpMembers) -> None:
+        """Have a user whose role does not allow it reach for another one's session: by a manager, and over HTTP."""
         caller = self._dice.choice(self._callers)
         others = sorted({user for user, _ in self._stage.sessions} - {caller.user})
         if others:
             with contextlib.suppress(TurnwiseError):  # the server is down
                 await trespass(caller, self._manager, self.ledger, self._dice.choice(others), self._dice)
+            await members.visit(caller, self._dice.choice(others))
 
     async def _import(self) -> None:
         """Import a damaged archive; if it is accepted, check that the session can be used."""

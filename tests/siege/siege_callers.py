@@ -288,13 +288,13 @@ class Caller:
     async def search(self) -> None:
         """Search for the own prompts, and for one of another user."""
         try:
-            hits = await self.result_of(self._manager.search(self.user, f'"tok {self.user}"'))
+            hits = await self.result_of(self._manager.search(self.user, f'"tok {self.user}"', shared=False))
         except SearchUnavailableError:
             return  # as Redis says
         if strangers := [hit for hit in hits if hit.user_id != self.user]:
             self._ledger.violate(f"{self.user} has searched, and found {strangers}")
         others = [chat for chat in self._ledger.entries.values() if chat.user != self.user]
-        if others and len(await self.result_of(self._manager.search(self.user, f'"{others[-1].token}"'))):
+        if others and len(await self.result_of(self._manager.search(self.user, f'"{others[-1].token}"', shared=False))):
             self._ledger.violate(f"{self.user} has found {others[-1].token}, which another user has said")
         self._ledger.deeds["search"] += 1
 

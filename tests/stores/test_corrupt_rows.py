@@ -17,10 +17,11 @@ import pytest
 import sqlalchemy as sa
 
 from engines import ScriptedEngine
+from scale import ONE_PLACEMENT
 from stored.open_stores import closing, run_with
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
+from turnwise.actors.hosting.placement import Placement
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import (
     CorruptRecordError,
@@ -385,7 +386,7 @@ def test_a_text_that_a_database_refuses_is_not_quoted(database: str, tmp_path: P
         asyncio.run(use(url))
 
 
-@pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
+@ONE_PLACEMENT
 def test_a_user_with_damaged_sessions_is_listed_and_forgotten(
     placement: Placement,
     make_ray_manager: Callable[..., SessionManager],

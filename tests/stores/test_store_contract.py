@@ -28,6 +28,7 @@ from turnwise.memory.stores.conformance import (
     search as contract_search,
     sessions as contract_sessions,
     suite as contract,
+    tenants as contract_tenants,
     webhooks as contract_webhooks,
 )
 from turnwise.memory.stores.conformance.laws import Law, check_law
@@ -160,6 +161,7 @@ def test_the_laws_are_all_checks() -> None:
         contract_search,
         contract_ledger,
         contract_quotas,
+        contract_tenants,
         contract_files,
     )
     checks = [value for part in parts for name, value in vars(part).items() if name.startswith("check_")]

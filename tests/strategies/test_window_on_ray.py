@@ -12,20 +12,20 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-from test_agents_on_ray import is_alive, results, until
+from test_agents_on_ray import is_alive, results
 from test_sessions_on_ray import kill, python
 
 from engines import ScriptedEngine, process_of
+from patience import until
 from stored.audit import store_of
 from tools.agent_tools import prompt
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.hosting.placement import Packed
+from turnwise.actors.hosting.placement import InProcess, Packed
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.errors import (
     CompactionError,
@@ -110,37 +110,34 @@ def ray_bench(make_ray_manager: Callable[..., SessionManager], provider: LocalPr
 # A conversation
 
 READ = """
-import json, sys, ray
-from turnwise import EchoEngine, SessionManager
+import json, sys
+from turnwise import EchoEngine, InProcess, SessionManager
 from turnwise.memory.providers.openai_chat import encode
-ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
-manager = SessionManager(sys.argv[2], engine=EchoEngine(), namespace=sys.argv[3])
+manager = SessionManager(sys.argv[1], engine=EchoEngine(), namespace=sys.argv[2], placement=InProcess(), read_only=True)
 turns = manager.get("chat", user_id="ada").turns()
 print(json.dumps([encode(turn.blocks[: len(turn.blocks) - len(turn.output)]) for turn in turns]))
 """
 
 
-def test_forty_turns_in_a_small_window(
-    ray_bench: Bench, ray_session: ModuleType, tmp_path: Path, namespace: str
-) -> None:
+def test_forty_turns_in_a_small_window(bench: Bench, tmp_path: Path, namespace: str) -> None:
     """Cases 34, 37, 39 and 43: each request fits, and what is not in it is in its summary, which was paid for once."""
-    manager = ray_bench.manager(ray_bench.summarize())
+    manager = bench.manager(bench.summarize())
     chat = manager.open("chat", user_id="ada")
     for number in range(40):
         new = {0: [System(text="Be kind.")], 20: [System(text="Be brief.")]}.get(number, [])
         assert chat.run(*new, ask(number)).wait(WAIT_S).text == answer(number)
     chat.compact()  # waits for what is under way
     done = compacted(chat, len(events_of(chat, WindowCompacted)))
-    ray_bench.check()
+    bench.check()
     assert (
-        len(ray_bench.sent_requests()) == 40
+        len(bench.sent_requests()) == 40
         and not events_of(chat, CompactionFailed)
         and not events_of(chat, RunFailedError)
     )
     assert all(event.strategy == "Summarize" and event.tokens_after < event.tokens_before <= LIMIT for event in done)
 
     # Each block that went was shown once, behind the summary of what went before it.
-    shown = ray_bench.summed_up()
+    shown = bench.summed_up()
     assert len(done) == len(shown) >= 6
     summarized = [fact for _, told_of in shown for fact in told_of]
     assert summarized == exchanges(0, len(summarized) // 2)
@@ -153,7 +150,7 @@ def test_forty_turns_in_a_small_window(
 
     # The summary is in each request from its commit on, in front of what it does not stand for.
     marks = {event.seq: end for event, end in zip(done, ends, strict=True)}
-    for number, (start, body) in enumerate(zip(events_of(chat, RunStarted), ray_bench.sent_requests(), strict=True)):
+    for number, (start, body) in enumerate(zip(events_of(chat, RunStarted), bench.sent_requests(), strict=True)):
         at_least = max((end for seq, end in marks.items() if seq < start.seq), default=0)
         system, *rest = body["messages"]
         assert system == {"role": "system", "content": "Be brief." if number >= 20 else "Be kind."}
@@ -163,8 +160,7 @@ def test_forty_turns_in_a_small_window(
         assert sent_facts[bool(first) :] == [*exchanges(first, number), ("user", ask(number))]
 
     # Earlier turns read as they were sent, in another process too, and each stands for all that was said.
-    address = ray_session.get_runtime_context().gcs_address
-    reader = python(READ, address, f"sqlite:///{tmp_path}/chats.db", namespace)
+    reader = python(READ, f"sqlite:///{tmp_path}/chats.db", namespace)
     turns = audit(manager, "chat", user_id="ada")
     summary = summary_of(turns[-1])
     behind = chat.expand(summary)
@@ -172,12 +168,12 @@ def test_forty_turns_in_a_small_window(
     assert [*behind, *turns[-1].blocks[2:]] == [
         block for turn in turns for block in turn.new_blocks if not isinstance(block, System)
     ]
-    assert json.loads(reader.communicate(timeout=WAIT_S)[0]) == [body["messages"] for body in ray_bench.sent_requests()]
+    assert json.loads(reader.communicate(timeout=WAIT_S)[0]) == [body["messages"] for body in bench.sent_requests()]
     assert reader.returncode == 0
 
     # What the summaries cost is in the bill.
     usage = chat.info().session.usage
-    requests = [*ray_bench.sent_requests(), *ray_bench.sent_requests(SMALL)]
+    requests = [*bench.sent_requests(), *bench.sent_requests(SMALL)]
     assert usage.calls == len(requests) == 40 + len(done)
     assert usage.input_tokens == sum(
         len(tokens_of(text_of(message))) for body in requests for message in body["messages"]
@@ -189,10 +185,10 @@ def test_forty_turns_in_a_small_window(
     assert spent == 1 and all(event.usage for event in done)
 
 
-async def test_the_async_family_explains_compacts_and_expands(ray_bench: Bench, tmp_path: Path, namespace: str) -> None:
+async def test_the_async_family_explains_compacts_and_expands(bench: Bench, tmp_path: Path, namespace: str) -> None:
     """And a summary may come from the other API."""
-    settings: Any = {"engine": ray_bench.engine(), "namespace": namespace}
-    small = ray_bench.engine(SMALL, api="responses")
+    settings: Any = {"engine": bench.engine(), "namespace": namespace, "placement": InProcess()}
+    small = bench.engine(SMALL, api="responses")
     early = Summarize(small, max_summary_tokens=150, trigger_ratio=0.5)
     async with AsyncSessionManager(
         f"sqlite:///{tmp_path}/chats.db", overflow=early, config=configured(max_context_tokens=1400), **settings
@@ -208,10 +204,10 @@ async def test_the_async_family_explains_compacts_and_expands(ray_bench: Bench, 
         await chat.append(ask(12))
         pending = await chat.latest()
         assert pending and (await (await chat.start())).text == answer(12)
-        assert ray_bench.last() == encode(pending.blocks), "what waits is shown as it will be sent"
+        assert bench.last() == encode(pending.blocks), "what waits is shown as it will be sent"
         behind = await chat.expand(summary_of(pending))
         assert facts_of(behind) == exchanges(0, len(behind) // 2) != []
-        assert all(body["instructions"].startswith(PROMPT) for body in ray_bench.sent_requests(SMALL))
+        assert all(body["instructions"].startswith(PROMPT) for body in bench.sent_requests(SMALL))
 
 
 # Slow summarizers

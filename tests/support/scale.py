@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import time
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
 
+from turnwise.actors.hosting.placement import Dedicated, Packed
 from turnwise.memory.stores.conformance.laws import Law
+
+
+def today() -> int:
+    """Return the number of the day, by which samples are chosen, so that another day has others."""
+    return int(time.time() // 86400)
 
 
 def share(count: int, one_of: int = 20) -> int:
@@ -16,9 +24,9 @@ def share(count: int, one_of: int = 20) -> int:
     return count if "TURNWISE_ALL" in os.environ else count // one_of
 
 
-def of_kills(count: int = 3) -> int:
-    """Return of how many kills between two steps `exhaust` tries one; all of them with `make races`."""
-    return 1 if "TURNWISE_ALL" in os.environ else count
+def of_cases(count: int = 3) -> dict[str, Any]:
+    """Return which of the cases `exhaust` tries: one of so many, each day others; all of them with `make races`."""
+    return {"one_of": count, "draw": today()} if share(2, 2) < 2 else {}
 
 
 def on_stores_in_turn(laws: Iterable[Law]) -> list[Any]:
@@ -29,3 +37,25 @@ def on_stores_in_turn(laws: Iterable[Law]) -> list[Any]:
         for number, store in enumerate(("memory", "sqlite"))
         if share(2, 2) == 2 or index % 2 == number
     ]
+
+
+def one_a_day(names: str, values: Sequence[Any], ids: Sequence[str]) -> Callable[[Callable[..., Any]], Any]:
+    """Return a decorator that has a test run with one of these values, each day with the next one.
+
+    `make races` runs it with all of them. The name of the test says which value it had. Tests do not all have the same
+    value on one day, so each value is tried each day.
+    """
+
+    def parametrized(test: Callable[..., Any]) -> Any:
+        chosen = (zlib.crc32(test.__name__.encode()) + today()) % len(values)
+        params = [
+            pytest.param(*(value if isinstance(value, tuple) else [value]), id=id_)
+            for value, id_ in zip(values, ids, strict=True)
+        ]
+        return pytest.mark.parametrize(names, params if share(2, 2) == 2 else [params[chosen]])(test)
+
+    return parametrized
+
+
+ONE_PLACEMENT = one_a_day("placement", [Dedicated(), Packed(hosts=1)], ["dedicated", "packed"])
+"""Sessions of a test have processes of their own, or share one; see `one_a_day`."""

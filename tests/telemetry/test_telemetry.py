@@ -27,6 +27,7 @@ from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.shared.trace_context import callers_trace, received
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.openai.engine import OpenAIEngine
+from turnwise.actors.inference.shadow import Shadow
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
@@ -156,6 +157,21 @@ async def test_a_run_is_a_span_and_its_model_request_a_child_span(
     assert (facts(chat)["server.address"], facts(chat)["server.port"]) == ("127.0.0.1", provider.port)
     assert facts(chat)["gen_ai.response.time_to_first_chunk"] <= facts(run)["turnwise.run.time_to_first_token"]
     assert (facts(run)["gen_ai.agent.name"], facts(run)["turnwise.run.state"]) == ("helper", "completed")
+
+
+async def test_a_candidate_beside_a_run_has_a_span_in_the_runs_trace(
+    spans: InMemorySpanExporter, provider: LocalProvider
+) -> None:
+    recorded = asyncio.Event()
+    candidate = engine_of(provider, "candidate")
+    engine = Shadow(engine_of(provider), candidate, share=1, sink=lambda _: recorded.set())
+    core = await new_core(engine)
+    await core.admission.start(["hello"], run_id="run-0")
+    await asyncio.wait_for(recorded.wait(), 30)
+    (run,), (beside,), (chat,) = (named(spans, name) for name in (RUN, "shadow OpenAIEngine", "chat candidate"))
+    assert above(beside) == place(run) and above(chat) == place(beside)
+    assert named(spans, "chat test-model") and facts(run)["gen_ai.request.model"] == "test-model"
+    assert await core.ownership.leave()
 
 
 async def test_every_span_names_the_sessions_user(spans: InMemorySpanExporter, provider: LocalProvider) -> None:

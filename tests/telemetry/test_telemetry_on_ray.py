@@ -15,10 +15,11 @@ from opentelemetry import context, trace
 from opentelemetry.sdk.trace import TracerProvider
 
 from engines import process_of
+from scale import ONE_PLACEMENT
 from servers.otlp_collector import Collector, export_to, wait
 from tools.traced_tools import away, here
 from turnwise.actors.client.blocking.manager import SessionManager
-from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
+from turnwise.actors.hosting.placement import Placement
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.telemetry import Telemetry
@@ -48,7 +49,7 @@ def telemetry(collector: Collector, **settings: Any) -> Telemetry:
     return Telemetry(setup=partial(export_to, collector.endpoint), **settings)
 
 
-@pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=["dedicated", "packed"])
+@ONE_PLACEMENT
 def test_one_trace_leads_from_the_caller_to_the_provider_and_to_tools(
     make_ray_manager: MakeManager, collector: Collector, caller: trace.Span, placement: Placement
 ) -> None:

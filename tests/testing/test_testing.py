@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -286,7 +287,22 @@ def test_exhaust_injects_each_fault_once_and_names_a_failing_case(monkeypatch: p
     fragile = False
     assert exhaust(life) == {"delay": 4, "error": 4, "crash": 4, "kill": 2}
     monkeypatch.setenv("TURNWISE_SEED", "11")
-    assert exhaust(life) == {"crash": 1}
+    assert exhaust(life) == {"crash": 1} == exhaust(life, one_of=3) == exhaust(life, one_of=3, draw=1)
+
+
+def test_the_draws_of_exhaust_together_try_each_case_once() -> None:
+    lives: Counter[str] = Counter()
+
+    async def life(faults: Faults) -> None:
+        store = with_faults(InMemoryStore(), faults)
+        for _ in range(2):
+            with suppress(SessionLostError, StoreError):
+                await Process().call(store.count())
+        lives.update(faults.struck)
+
+    for draw in range(3):
+        assert exhaust(life, ["error", "crash"], one_of=3, draw=draw) == {"error": 4, "crash": 4}
+    assert lives.total() == 8 and set(lives.values()) == {2}
 
 
 # What callers were told

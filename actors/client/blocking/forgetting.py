@@ -34,7 +34,7 @@ _PAGE = 100
 
 
 def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: bool) -> Forgotten:
-    """Delete a user's sessions, memberships, webhooks and quotas, then what memories keep.
+    """Delete a user's sessions, memberships, webhooks, tenant and quotas, then what memories keep.
 
     See `SessionManager.forget`.
     """
@@ -45,6 +45,7 @@ def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: b
     webhooks = [webhook for webhook in store.ask("webhooks") if webhook.user_id == user_id]
     for webhook in webhooks:
         Webhook(client, store, webhook).delete()
+    store.ask("set_tenant", user_id, None)
     _remove_quotas(client, store, user_id)
     store.ask("forget_in_ledger", user_id)
     if keeps_files(store.store):

@@ -77,6 +77,11 @@ class Once:
             for session in page:
                 SessionHost(client, SessionRef.of(session)).remove(memory=False, verify=False)
 
+    def announce_quotas(self) -> None:
+        """Say that quotas or tenants were changed. Does not wait."""
+        if self._client:
+            self._client.announce_quotas()
+
     def _is_there(self) -> bool:
         return steps.in_thread(partial(self._runtime.has_shared_store, self._url))
 

@@ -15,7 +15,7 @@ from turnwise.actors.inference.named_engines import as_engine
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import SessionNotFoundError
 from turnwise.memory.conversation.prompts import Prompt, plain_prompts
-from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionRecord
+from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.quotas import check_quotas
 from turnwise.memory.values.ids import check_id, new_id
@@ -28,6 +28,7 @@ async def open_for_run(
     options: RunOptions | None = None,
     *,
     user_id: str | None = None,
+    as_user: str | None = None,
     agent: str | None = None,
     engine: str | None = None,
 ) -> AsyncSession:
@@ -39,6 +40,7 @@ async def open_for_run(
         session_id: if omitted, the session is new and gets a new id.
         prompts: the run's prompts; without any, nothing is created.
         options: the run's options.
+        as_user: the member for whom it is, of a session that `user_id` shares. Then none is created.
 
     Raises:
         TurnwiseError: the run or the session was refused; nothing was created.
@@ -47,9 +49,10 @@ async def open_for_run(
         session_id = new_id()
     else:
         try:
-            return await manager.get(session_id, user_id=user_id)
+            return await manager.get(session_id, user_id=user_id, as_user=as_user)
         except SessionNotFoundError:
-            pass
+            if as_user is not None:
+                raise
     fresh = SessionRecord(
         session_id=check_id("session id", session_id), user_id=user_id or DEFAULT_USER, agent=agent, engine=engine
     )
@@ -61,7 +64,7 @@ async def check_first_run(
     manager: AsyncSessionManager, fresh: SessionRecord, prompts: Sequence[Prompt], options: RunOptions
 ) -> None:
     """Raise what the first run of a new session would raise. Stores nothing, and asks only the store."""
-    builder = _engine_of(manager, fresh.engine, fresh.session_id)
+    builder = _engine_of(manager, fresh.engine, fresh.key)
     store = InMemoryStore()
     await store.create(fresh)
     core = SessionCore(fresh.key, store, builder, manager.config)
@@ -82,11 +85,11 @@ async def check_start(session: AsyncSession, prompts: Sequence[Prompt], options:
     return await session._host.ask(call)  # noqa: SLF001 - of the same package
 
 
-def _engine_of(manager: AsyncSessionManager, name: str | None, session_id: str) -> EngineBuilder:
+def _engine_of(manager: AsyncSessionManager, name: str | None, session: SessionKey) -> EngineBuilder:
     """Return the engine, or the engines, of a manager's sessions.
 
     Raises:
         ConfigError: there is none of this name; the error names the session.
     """
-    manager._check_engine(name, session_id)  # noqa: SLF001 - of the same package
+    manager._check_engine(name, session)  # noqa: SLF001 - of the same package
     return as_engine(manager._engine)  # noqa: SLF001

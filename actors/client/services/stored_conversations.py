@@ -76,7 +76,7 @@ def _stored(manager: Any) -> StoredConversations:
         client.session_store,
         files,
         bool(client.memories or client.working_memory),
-        client.place,
+        client.store_spec,
         client.namespace,
         client.file_limits,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, date, datetime
@@ -31,6 +32,7 @@ from turnwise.memory.longterm.base import Status
 from turnwise.memory.longterm.memory_types import AnyCategory, AnyType, MemoryCategory, MemoryType
 from turnwise.memory.longterm.retention.about import About, Mention
 from turnwise.memory.quotas.records import Quota, check_quota
+from turnwise.memory.quotas.tenants import check_tenant
 from turnwise.memory.values.frozen_json import MAX_INTEGER, MIN_INTEGER, plain_json, plain_text
 from turnwise.memory.values.ids import check_id, is_file_id
 from turnwise.memory.values.limits import MAX_NAMES, MAX_VALUES
@@ -373,6 +375,13 @@ def _quota(value: Any) -> Quota:
     return check_quota(value)
 
 
+def _tenant(value: Any) -> str:
+    try:
+        return check_tenant(value)
+    except InvalidIdError as error:
+        raise ValueError(str(error)) from None
+
+
 def _secret(value: Any) -> str | None:
     return None if value is None else check_secret(value)
 
@@ -422,6 +431,26 @@ Silence = Annotated[float, Field(gt=0, le=MAX_SILENCE_S, allow_inf_nan=False)]
 """How long nobody must have added a prompt before a run begins, in seconds."""
 Lifetime = Annotated[float, Field(ge=0, le=MAX_LIFETIME_S, allow_inf_nan=False)]
 Time = Annotated[float, Field(allow_inf_nan=False)]
+
+
+MAX_TIME_S = 1e300
+"""The latest time that anybody can ask for, in seconds since the epoch."""
+
+
+def time_before(moment: float | Turn) -> float:
+    """Return a time, in seconds since the epoch; of a turn, the last one before its prompts were given."""
+    return math.nextafter(moment.created_at, -math.inf) if isinstance(moment, Turn) else moment
+
+
+def _past_time(value: Any) -> float | Turn:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_time = is_number and -MAX_TIME_S <= value <= MAX_TIME_S  # which no NaN is
+    if not (is_time or isinstance(value, Turn)):
+        raise ValueError("must be a time in seconds since the epoch, or a turn")
+    return cast("float | Turn", value)
+
+
+PastTime = Annotated[Any, PlainValidator(_past_time)]
 """Seconds since the epoch."""
 
 Number = Annotated[int, Field(ge=MIN_INTEGER, le=MAX_INTEGER)]
@@ -463,6 +492,9 @@ Kinds = Annotated[Collection[str], PlainValidator(_kinds)]
 StoredKinds = Annotated[Collection[str], PlainValidator(_stored_kinds)]
 WebhookEvents = Annotated[Sequence[WebhookEvent], PlainValidator(_webhook_events)]
 QuotaArg = Annotated[Quota, PlainValidator(_quota)]
+TenantName = Annotated[str, PlainValidator(_tenant)]
+NameCursor = Annotated[str, PlainValidator(partial(check_id, "cursor"))]
+"""The cursor of a page of names: the last name of the page before."""
 CallIds = Annotated[tuple[Text, ...], BeforeValidator(few)]
 """Ids of calls of a webhook."""
 Secret = Annotated[str | None, PlainValidator(_secret)]

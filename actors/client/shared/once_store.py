@@ -16,16 +16,19 @@ ONCE = "of run_once"
 """What errors call a session of `run_once`."""
 
 ONCE_STORE = "memory://turnwise-once"
-"""Where the runs of `run_once` are, as long as they are there, of managers without a history store."""
+"""What the URL begins with where the runs of `run_once` are, as long as they are there."""
 
 ONCE_TTL_S, ONCE_SWEEP_S = 60.0, 10.0
 """How long such a run can be read after its last change, and how often those that are older are looked for."""
 
 
 def once_url(client: SessionsClient) -> str:
-    """Return where a manager's runs of `run_once` are: apart for each history store, since each process has one."""
-    name = client.history_name
-    return ONCE_STORE if name is None else f"{ONCE_STORE}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    """Return where a manager's runs of `run_once` are.
+
+    They are apart for each store, whose quotas they use, and for each history store, since a process has one of each.
+    """
+    names = f"{client.name}\n{client.history_name or ''}"
+    return f"{ONCE_STORE}-{hashlib.sha256(names.encode()).hexdigest()[:16]}"
 
 
 def once_client(
@@ -39,7 +42,7 @@ def once_client(
 ) -> SessionsClient:
     """Return a client of sessions that are kept in memory only, without memories. Starts their process.
 
-    Their events are also in the manager's history store, if it has one.
+    Their events are also in the manager's history store, if it has one. The quotas of the manager's store limit them.
     """
     once = SessionsClient.of(
         namespace,
@@ -54,6 +57,7 @@ def once_client(
         config=config,
         read_only=False,
         files=NO_FILES,
+        accounts=client.place,
     )
     once.portal = client.portal
     once.warm_up()

@@ -118,8 +118,12 @@ class SessionsClient:
         config: SessionConfig,
         read_only: bool,
         files: FilesArgument = None,
+        accounts: StoreSpec | None = None,
     ) -> SessionsClient:
         """Return the client of a manager, which can make the actors of its sessions.
+
+        Args:
+            accounts: see `StoreSpec.accounts`.
 
         Raises:
             StoreURLError: the URL names no store.
@@ -156,7 +160,13 @@ class SessionsClient:
             files_url = files_beside(url)
         in_files = is_file(url) or is_file(history_url) or is_local(working_memory)
         client._place = StoreSpec(
-            url, history_url, _checked(encryption, runtime), is_local=in_files, read_only=read_only, files=files_url
+            url,
+            history_url,
+            _checked(encryption, runtime),
+            is_local=in_files or (accounts is not None and accounts.is_local),
+            read_only=read_only,
+            files=files_url,
+            accounts=accounts,
         )
         try:
             overflow, client.memories = equip(overflow, memory, config, runtime.memory_process)
@@ -176,6 +186,11 @@ class SessionsClient:
         return partial(_find, namespace=self.namespace, name=self.name, placement=self.placement), ()
 
     @property
+    def place(self) -> StoreSpec | None:
+        """Its stores, as each process opens its own; None if no manager was opened in this process."""
+        return self._place
+
+    @property
     def cached_bytes(self) -> dict[SessionKey, int]:
         """How many bytes the cached blocks of each session take, the least recently used session first."""
         with self._lock:
@@ -187,15 +202,19 @@ class SessionsClient:
         return self._setup[0]
 
     @property
-    def place(self) -> StoreSpec | None:
-        """How processes open the store; None if no manager of it is open in this process."""
+    def store_spec(self) -> StoreSpec:
+        """Its stores, as another process opens them.
+
+        Raises:
+            SessionLostError: no manager of the store is open in this process.
+        """
+        if self._place is None:
+            raise SessionLostError("*", "open a SessionManager on its store in this process first")
         return self._place
 
     def open_store(self) -> SessionStore:
         """Open and return a new store, which the caller closes."""
-        if self._place is None:
-            raise SessionLostError("*", "open a SessionManager on its store in this process first")
-        return self._place.open_store(self.runtime)
+        return self.store_spec.open_store(self.runtime)
 
     def open_history(self) -> HistoryStore | None:
         """Open and return a new history store, which the caller closes; None if the manager has none."""

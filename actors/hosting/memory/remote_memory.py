@@ -106,9 +106,12 @@ class RemoteMemory:
         *,
         limit: int = 10,
         types: Collection[MemoryType] | None = None,
+        as_of: float | None = None,
         per_category: bool = False,
     ) -> Reminder:
-        filters = {"limit": limit, "types": types, "per_category": per_category}
+        filters: dict[str, Any] = {"limit": limit, "types": types, "per_category": per_category}
+        if as_of is not None:
+            filters["as_of"] = as_of
         return cast(Reminder, await self._ask("remind", scope, prompt, **filters))
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:

@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
-from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines, engine_named
+from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines, engine_named, first_engine
 from turnwise.actors.inference.observing import NO_OPERATION, Operation, observer_of
+from turnwise.actors.inference.shadow import Shadow, answering
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.window.compaction_tasks import Compactor
@@ -39,7 +40,9 @@ class RunResources:
         engine_id: str,
         off_loop: Callable[..., Awaitable[Any]],
     ) -> None:
-        self.builder = builder
+        self.shadow = builder if isinstance(builder, Shadow) else None
+        """What answers beside the engine; None if nothing does."""
+        self.builder = builder = answering(builder)
         self._whole: RunResources | None = None
         self._parts = overflow, off_loop
         self._by_engine: dict[str | None, RunResources] = {}
@@ -47,7 +50,7 @@ class RunResources:
         self.observer = observer_of(config.telemetry)
         """Tells telemetry about runs; None without telemetry."""
         self.engine_id = engine_id
-        self._engine = engine_named(builder, None)
+        self._engine = first_engine(builder)
         self.compactor = self._compactor(overflow) if overflow else None
         used = tuple(slot for slot in memories if slot.is_used)
         self.memories: Sequence[MemorySlot]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from turnwise.actors.inference.attempt import leave_behind
 from turnwise.actors.inference.engine import Closable, InferenceRunner, SessionView
+from turnwise.actors.inference.named_engines import chosen_name
 from turnwise.actors.session.engines.run_resources import RunResources
 from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.session_tasks import SessionTasks
@@ -16,6 +17,7 @@ from turnwise.actors.session.state.state import SessionState
 from turnwise.errors import EngineError
 from turnwise.memory.background import shielded
 from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.values.frozen_json import FrozenDict
 
 _log = logging.getLogger(__name__)
 
@@ -48,12 +50,21 @@ class SessionEngines:
 
     @property
     def current(self) -> RunResources:
-        """The resources of runs that start next: those with the session's engine."""
-        return self.whole.of_engine(self._state.journal.session.engine)
+        """The resources of runs that start next, without labels: those with the session's engine."""
+        return self.of_next(self.whole)[1]
+
+    def of_next(
+        self, run_resources: RunResources, labels: Mapping[str, str] = FrozenDict()
+    ) -> tuple[str | None, RunResources]:
+        """Return the name of the engine of the next run with these labels, and the resources that have it."""
+        session, whole = self._state.journal.session, run_resources.whole
+        name = chosen_name(whole.builder, session.engine, session.key, labels)
+        return name, whole.of_engine(name)
 
     def of_run(self, record: RunRecord) -> RunResources:
         """Return the resources of a run that an earlier process began."""
-        return self._resources_by_run.get(record.run_id, self.whole).whole.of_engine(record.engine)
+        whole = self._resources_by_run.get(record.run_id, self.whole).whole
+        return whole.of_engine(chosen_name(whole.builder, record.engine, record.session_key, record.labels))
 
     def ids(self) -> dict[str, str]:
         """Return the engine ids of all open runs, by run id, as of the last activation."""

@@ -100,6 +100,8 @@ class Forgetting:
         self._ingestion = ingestion
         self._progress = progress
         self._alarm = alarm
+        self._cleared = Spans()
+        """Places of the log that were cleared in this process: `prune` does not clear them again."""
 
     async def forget_turn(self, index: int, *, verify: bool = False) -> Forgotten:
         """Forget what a turn added; return what was removed. May be repeated; repeat it if a memory fails.
@@ -220,7 +222,7 @@ class Forgetting:
         if removed:
             remaining = turns[len(removed) :]
             await self._compaction.stop()
-            await self._remove(removed, remaining, None)
+            await self._remove(removed, remaining, None, clears_again=False)
             await self._clear_history(removed, remaining)
             self._compaction.watch()
         return stored
@@ -230,9 +232,19 @@ class Forgetting:
         return [turn async for page in pages(read, -1, INDEX) for turn in page]
 
     async def _remove(
-        self, removed: Sequence[TurnRecord], remaining: Sequence[TurnRecord], key: str | None
+        self,
+        removed: Sequence[TurnRecord],
+        remaining: Sequence[TurnRecord],
+        key: str | None,
+        *,
+        clears_again: bool = True,
     ) -> Forgotten:
-        """Store a history of the `remaining` turns only, in one commit."""
+        """Store a history of the `remaining` turns only, in one commit.
+
+        Args:
+            clears_again: whether places are cleared again that were cleared before: blocks that a fork had then, and
+                has no more, are still there.
+        """
         session, blocks = self._journal.session, self._journal.blocks
         first = remaining[0].index if remaining else session.next_index
         session = replace(session, branches=cleared_branches(session.branches, first))
@@ -249,6 +261,7 @@ class Forgetting:
         stay = await reach(spans, blocks.read)
         cleared = encode(CLEARED)
         gone_places = subtract((Span(session.log, 0, session.log_size),), stay)
+        places_to_clear = gone_places if clears_again else subtract(gone_places, self._cleared)
         last = removed[-1].index
         ended = (turn for turn in reversed(turns) if not turn.is_open)
         head = next((turn for turn in ended if is_shown(session.branches, turn.index)), None)
@@ -261,8 +274,11 @@ class Forgetting:
             turns=turns,
             dropped_turns=[turn.index for turn in removed],
             forget_turns=last,
-            cleared_blocks=[(position, cleared) for span in gone_places for position in range(span.start, span.stop)],
+            cleared_blocks=[
+                (position, cleared) for span in places_to_clear for position in range(span.start, span.stop)
+            ],
         )
+        self._cleared = gone_places
         self._state.replace_backlog(turns)
         self._state.continue_from(head)
         self._state.drop_turns({turn.index for turn in removed})

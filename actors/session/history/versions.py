@@ -23,7 +23,7 @@ from turnwise.memory.conversation.branches import Branches, first_change, is_sho
 from turnwise.memory.conversation.events import TurnReplaced
 from turnwise.memory.conversation.spans import Spans, join, overlap, subtract_in_order, to_places, union
 from turnwise.memory.conversation.turns import TurnRecord
-from turnwise.memory.stores.reading import INDEX, pages
+from turnwise.memory.stores.reading import INDEX, FindsRemovals, last_shown_turn, pages
 from turnwise.memory.values.limits import MAX_BRANCHES
 from turnwise.memory.values.records import replace
 
@@ -78,7 +78,7 @@ class Versions:
     async def replacement(self, at: int | None) -> Replacement:
         """Return what a new version of turn `at`, by default the last one that ended, stores. Call it within a change.
 
-        Reads the records of all turns before it, since blocks of them may have been removed.
+        Reads the records of turns before it of which blocks were removed; of all, if the store cannot find these.
 
         Raises:
             TurnNotFoundError: there is no such turn.
@@ -173,15 +173,16 @@ class Versions:
 
     async def _turns_below(self, index: int, branches: Branches) -> tuple[TurnRecord | None, Spans]:
         """Return the last turn below an index that these branches show, and all blocks that were removed up to it."""
-        last, removed, is_among = None, list(Spans()), shown_among(branches)
-        async for page in pages(partial(self._journal.store.turns, self._state.key, limit=TURNS_PAGE), -1, INDEX):
+        store, key = self._journal.store, self._state.key
+        read = store.turns_with_removals if isinstance(store, FindsRemovals) else store.turns
+        removed, is_among = list(Spans()), shown_among(branches)
+        async for page in pages(partial(read, key, limit=TURNS_PAGE), -1, INDEX):
             for turn in page:
                 if turn.index < index and is_among(turn.index):
-                    last = turn
                     removed += join(turn.prompt, turn.output) if turn.forgotten else turn.removed
             if page[-1].index >= index:
                 break
-        return last, union(removed)
+        return await last_shown_turn(partial(store.turns, key), branches, index), union(removed)
 
     async def _continuing(self, turn: TurnRecord, removed: Spans) -> TurnRecord:
         """Return an ended turn as one that the next turn can continue, without the blocks `removed`; cache its blocks.

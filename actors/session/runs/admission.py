@@ -952,7 +952,8 @@ class RunAdmission:
         if not (has_prompts or says or (instructions and instructions.strip())):
             raise EmptyTurnError(state.session_id)
         output = options.get("output")
-        request.run_resources = request.run_resources.of_engine(session.engine)
+        labels = FrozenDict(options.get("labels") or {})
+        engine, request.run_resources = self._engines.of_next(request.run_resources, labels)
         builder = request.run_resources.builder
         model, params = options.get("model") or session.model, merged(session.params, options.get("params") or {})
         if says is None:
@@ -974,8 +975,8 @@ class RunAdmission:
             origin=replace(request.origin, joins=self._may_join(request)),
             timeout_s=options.get("timeout_s"),
             parent=options.get("parent"),
-            engine=session.engine,
-            labels=FrozenDict(options.get("labels") or {}),
+            engine=engine,
+            labels=labels,
             memory=options.get("memory") or session.memory,
             model=model,
             params=params,

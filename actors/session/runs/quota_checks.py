@@ -102,13 +102,16 @@ class QuotaChecks:
             runs: whether quotas of runs are looked at.
             run: what it has spent and no commit has stored counts, too.
         """
+        if self._quotas is None or not (quotas := await self._quotas.quotas()):
+            return
         session: Any = self._state.journal.session
+        tenant = await self._quotas.tenants.get(session.user_id)
         keys = [
             (quota, key)
-            for quota in (await self._quotas.quotas() if self._quotas else ())
-            if (key := quota.counter_of(session.user_id, session.agent)) and (runs or quota.unit != "runs")
+            for quota in quotas
+            if (key := quota.counter_of(session.user_id, session.agent, tenant)) and (runs or quota.unit != "runs")
         ]
-        if not keys or self._quotas is None:
+        if not keys:
             return
         counters = await self._quotas.counters(session.user_id, session.agent)
         for quota, key in keys:

@@ -22,6 +22,7 @@ from turnwise.actors.session.runs.agents import AgentCalls
 from turnwise.actors.session.runs.prompt_joining import Joining, PromptJoining
 from turnwise.actors.session.runs.quota_checks import QuotaChecks
 from turnwise.actors.session.runs.refused_media import leave_out
+from turnwise.actors.session.runs.shadows import Shadows
 from turnwise.actors.session.runs.stored_input import with_input
 from turnwise.actors.session.session_files import SessionFiles
 from turnwise.actors.session.state.active_run import ActiveRun
@@ -96,6 +97,7 @@ class RunDriver:
         progress: SavingProgress,
         agents: AgentCalls,
         titles: Titles,
+        shadows: Shadows,
         quotas: QuotaChecks,
         pruning: Pruning,
         files: SessionFiles,
@@ -114,6 +116,7 @@ class RunDriver:
         self._progress = progress
         self._agents = agents
         self._titles = titles
+        self._shadows = shadows
         self._quotas = quotas
         self._pruning = pruning
         self._files = files
@@ -304,6 +307,7 @@ class RunDriver:
             run.is_accepted_now = False
             await self._retrieval.recall(run)
             turn = await self._files.for_request(await self._fitting.make_room(run))
+            self._shadows.note_request(run, turn)
             return await runner.run(turn, attempt)
 
     async def _wait_for_decisions(self, run: ActiveRun) -> Ending | None:
@@ -378,6 +382,7 @@ class RunDriver:
         self.note_end(run, ended.record, None if drop else turn)
         self.launch_next(begun)
         self._after_end()
+        self._shadows.watch(run, ended.record, turn)
 
     def _ended(self, run: ActiveRun, ending: Ending, session: SessionRecord, *, discarded: bool = False) -> Ended:
         """Return the end of a run that has begun; `session` is the row before it."""

@@ -63,7 +63,7 @@ class KnownRecords(Generic[Item]):
     def _read_again(self) -> asyncio.Task[None]:
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read())
-            self._reading.add_done_callback(_ignore_failure)
+            self._reading.add_done_callback(ignore_failure)
         return self._reading
 
     async def _read(self) -> None:
@@ -77,7 +77,7 @@ class KnownRecords(Generic[Item]):
             self._records, self._read_at = records, begun_at
 
 
-def _ignore_failure(reading: asyncio.Task[None]) -> None:
+def ignore_failure(reading: asyncio.Task[None]) -> None:
     """Leave the error of a read that was begun ahead to the commit that needs it."""
     if not reading.cancelled():
         reading.exception()

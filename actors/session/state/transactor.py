@@ -88,7 +88,7 @@ class Transactor:
     |---|---|---|
     | the lock | reads, streaming, the previous change | nothing of this change |
     | the store, for the members of an agent's caller | reads, streaming | nothing of this change |
-    | the store, for its quotas, once in a while | reads, streaming | nothing of this change |
+    | the store, for its quotas and tenants, once in a while | reads, streaming | nothing of this change |
     | a block or a run of an older turn, for its texts | reads, streaming | nothing of this change |
     | the outbox, before a commit | reads, streaming; live events wait | nothing of this change |
     | the store's commit | reads, streaming; live events wait | all of it or nothing |
@@ -99,7 +99,8 @@ class Transactor:
         recover: loads the state that an activation found; runs as part of the change that activates.
         outbox: says which webhooks are told of what is committed. Their calls are part of the commit.
         alarm: is told of deliveries to other sessions, which it hands over.
-        quotas: says which quotas there are. What a commit uses of them is part of the commit.
+        quotas: says which quotas there are, and the tenant of the session's user. What a commit uses of them is part of
+            the commit.
     """
 
     def __init__(
@@ -255,14 +256,13 @@ class Transactor:
             runs=[*runs, *([new_run] if new_run else [])],
             next_index=self._journal.session.next_index,
         )
-        spent = self._ledger_rows(runs, new_run)
-        counts = await self._counts(session, spent, runs, new_run)
+        spent, counts = await self._counts(session, self._ledger_rows(runs, new_run), runs, new_run)
         numbered = self._journal.number(self._with_turn_ids(events, turns))
         calls = await self._calls_of(numbered)
         bodies = [encode(block) for block in blocks] if encoded is None else encoded
         live = self._state.active is not None if live is None else live
         if self._unbilled:
-            session = replace(session, usage=session.usage + self._unbilled.total)
+            session = replace(session, usage=session.usage + self._unbilled.charged)
         session = self._mark.stamp(session, turns)
         if session.namespace != self._alarm.namespace:
             session = replace(session, namespace=self._alarm.namespace)
@@ -361,23 +361,26 @@ class Transactor:
 
     async def _counts(
         self, session: SessionRecord, spent: Sequence[LedgerRow], runs: Sequence[RunRecord], new_run: RunRecord | None
-    ) -> list[QuotaCount]:
-        """Return what a commit adds to counters of quotas: for the run that it accepts, and for what was spent.
+    ) -> tuple[Sequence[LedgerRow], list[QuotaCount]]:
+        """Return what a commit adds to the ledger, with the tenant, and to counters of quotas.
 
-        A run is accepted by the commit that stores it or, if it has waited for a quota, by the one that begins it.
+        The counters count the run that it accepts, and what was spent, but by candidates. A run is accepted by the
+        commit that stores it or, if it has waited for a quota, by the one that begins it.
         """
         if self._quotas is None:
-            return []
+            return spent, []
         waiting = {run.run_id for run in self._state.run_queue.queue if run.record.waits_for_quota}
         accepted = [run for run in runs if run.state == "running" and run.run_id in waiting]
         if new_run and new_run.is_open and new_run.says is None and not new_run.waits_for_quota:
             accepted.append(new_run)
         if not (accepted or spent):
-            return []
-        if not (quotas := await self._quotas.quotas()):
-            return []
+            return spent, []
+        quotas, tenant = await self._quotas.quotas(), await self._quotas.tenants.get(session.user_id)
+        if tenant:
+            spent = [replace(row, tenant=tenant) for row in spent]
         exceeds = {quota_id for run in accepted for quota_id in asked_quotas(run.calls)}
-        return counts_of(quotas, session.user_id, session.agent, admits=len(accepted), spent=spent, exceeds=exceeds)
+        owner, charged = (session.user_id, session.agent), [row for row in spent if row.kind != "shadow"]
+        return spent, counts_of(quotas, *owner, tenant=tenant, admits=len(accepted), spent=charged, exceeds=exceeds)
 
     def _begins(self, commit: Commit) -> frozenset[str]:
         """Return the runs that a commit makes active: those that it stores as running, but the active one."""
@@ -394,7 +397,7 @@ class Transactor:
     def unbilled(self) -> Usage:
         """Usage that no commit is known to have recorded; the next commit records it."""
         on_its_way = self._unanswered.unbilled if self._unanswered else Spent()
-        return (on_its_way + self._unbilled).total
+        return (on_its_way + self._unbilled).charged
 
     @property
     def has_unbilled(self) -> bool:
@@ -432,7 +435,10 @@ class Transactor:
             await self.run(_nothing)
 
     async def _activate(self) -> None:
+        read_at = self._quotas.tenants.now() if self._quotas else None
         activation = await self._journal.activate()
+        if self._quotas and read_at and activation.tenant != "":  # else it is read when it is needed
+            self._quotas.tenants.learn(self._journal.key.user_id, activation.tenant, read_at)
         last, self._unanswered = self._unanswered, None
         commit = self._settled(last) if last else None
         await self._recover(activation, self._begun)

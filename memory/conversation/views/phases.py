@@ -59,6 +59,7 @@ class Phases:
                 self.phase = phase
                 yield PhaseChanged(
                     session_id=event.session_id,
+                    user_id=event.user_id,
                     turn_index=event.turn_index,
                     turn_id=event.turn_id,
                     run_id=event.run_id,

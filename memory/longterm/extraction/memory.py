@@ -38,7 +38,7 @@ from turnwise.memory.longterm.extraction.prompt import PROMPT, SCHEMA, SOURCED, 
 from turnwise.memory.longterm.extraction.reconcile import Accepted, ReconcileResult, decide, nearest
 from turnwise.memory.longterm.items.base import ItemFilter, ItemStore, all_items
 from turnwise.memory.longterm.items.changes import supersede
-from turnwise.memory.longterm.items.rules import check_turn, checked_item
+from turnwise.memory.longterm.items.rules import check_turn, checked_item, trouble_of_past
 from turnwise.memory.longterm.items.urls import items_at
 from turnwise.memory.longterm.lexical import LexicalMemory, profile_of, within_limits
 from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
@@ -274,7 +274,8 @@ class ExtractiveMemory:
             try:
                 chosen = await self._choose(scope, query, ItemFilter(types=types, as_of=as_of))
                 best = first_of_each(chosen, limit) if per_category else chosen[:limit]
-                self._lexical.use(scope, [item.id for item in best], recalled=True)
+                if as_of is None:
+                    self._lexical.use(scope, [item.id for item in best], recalled=True)
                 return recalled(best, trouble_of(chosen))
             except Exception as error:  # noqa: BLE001 - whatever a model raises is reported
                 reason = _not_chosen(error)
@@ -289,23 +290,25 @@ class ExtractiveMemory:
         *,
         limit: int = 10,
         types: Collection[MemoryType] | None = None,
+        as_of: float | None = None,
         per_category: bool = False,
     ) -> Reminder:
         """See `Reminding`. With `chooses`, the items are those that the model chooses."""
         reason = None
         if self._chooses and prompt:
             try:
-                which = ItemFilter(types=types)
-                items, chosen = await asyncio.gather(
-                    self._lexical.items(scope, which), self._choose(scope, prompt, which)
+                which = ItemFilter(types=types, as_of=as_of)
+                (items, _), chosen = await asyncio.gather(
+                    self._lexical.items_then(scope, which), self._choose(scope, prompt, which)
                 )
                 profile = profile_of(items, self._profile)
                 within = within_limits(profile, chosen, limit, per_category=per_category)
-                self._lexical.use_profile(scope, profile, within)
+                if as_of is None:
+                    self._lexical.use_profile(scope, profile, within)
                 return Reminder(profile=profile, items=recalled(within, trouble_of(chosen)))
             except Exception as error:  # noqa: BLE001 - whatever a model raises is reported
                 reason = _not_chosen(error)
-        options: dict[str, Any] = {"limit": limit, "types": types, "per_category": per_category}
+        options: dict[str, Any] = {"limit": limit, "types": types, "as_of": as_of, "per_category": per_category}
         reminder = await self._lexical.remind(scope, prompt, profile=self._profile, **options)
         return replace(reminder, items=recalled(reminder.items, reason or trouble_of(reminder.items)))
 
@@ -322,14 +325,14 @@ class ExtractiveMemory:
 
     async def _choose(self, scope: Scope, query: str, which: ItemFilter) -> Sequence[MemoryItem]:
         model = self._bound_model()
-        newest = await self._lexical.items(scope, which)
+        newest, changed = await self._lexical.items_then(scope, which)
         nearest = await self._lexical.ranked(scope, query, newest, which, limit=rerank.MOST // 2)
         items_by_id = {item.id: item for item in (*nearest, *newest)}
         items = [*items_by_id.values()][: rerank.MOST]
         if not items:
             return []
         answer = await model.answer(rerank.request(query, items, self._choosing_prompt), schema=rerank.SCHEMA)
-        return recalled(rerank.chosen(answer, items), trouble_of(nearest))
+        return recalled(rerank.chosen(answer, items), trouble_of(nearest) or trouble_of_past(changed))
 
     async def update(
         self,

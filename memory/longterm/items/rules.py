@@ -56,6 +56,19 @@ def _is_live(item: MemoryItem, now: float, as_of: float | None) -> bool:
     return not is_expired and (as_of is not None or item.status != "resolved")
 
 
+def is_of_later(item: MemoryItem, as_of: float | None) -> bool:
+    """Return whether an item was changed after this time, so that nobody knows what it said then; never for None."""
+    return as_of is not None and item.updated_at is not None and item.updated_at > as_of
+
+
+def trouble_of_past(changed: int) -> str | None:
+    """Return why a recall of a past time may lack items, given how many were changed since; None if it lacks none."""
+    if not changed:
+        return None
+    items = "1 item of that time was" if changed == 1 else f"{changed} items of that time were"
+    return f"{items} changed since and left out, since what was said before a change is not kept"
+
+
 End: TypeAlias = tuple[float | None, str | None]
 """The time when an item was superseded, and the id of the item that replaced it."""
 

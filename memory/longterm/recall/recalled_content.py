@@ -1,12 +1,22 @@
-"""`RecalledContent`: what each kind of memory recalled for one query, apart."""
+"""`RecalledItems` and `RecalledContent`: what memories recalled for one query, together or by their kinds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from turnwise.memory.conversation.views.notebook_display import items_html
-from turnwise.memory.longterm.base import MemoryItem
+from turnwise.memory.conversation.views.notebook_display import Rows, items_html
+from turnwise.memory.longterm.base import MemoryItem, trouble_of
+
+
+class RecalledItems(Rows[MemoryItem]):
+    """Items that memories recalled, the best first."""
+
+    def __init__(self, items: Sequence[MemoryItem] = ()) -> None:
+        super().__init__(items)
+        self.trouble = trouble_of(items)
+        """Why items may be missing, or ranked worse than usual; None if none are. Of a past time, whether items were
+        changed since: then these items are a lower bound of what was recalled at that time."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.longterm.base import MemoryItem, Scope, first_of_each
 from turnwise.memory.longterm.items.base import ItemFilter
 from turnwise.memory.longterm.items.rows import NOTHING, Revision, Row
-from turnwise.memory.longterm.items.rules import matches
+from turnwise.memory.longterm.items.rules import is_of_later, matches
 from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.longterm.recall.analyzer import is_dense, stem, stems, words
 from turnwise.memory.longterm.recall.item_words import ItemWords, Part
@@ -177,7 +177,7 @@ class UserIndex:
         new._special = self._special + sum(not _is_plain(row) for row in more)
         new._pinned = [*self._pinned, *(row for row in more if row.item.pinned)]
         new._wishes = [*self._wishes, *((row, wish) for row in more for wish in wishes_of(row.item))]
-        new._latest_time = max([self._latest_time, *(row.item.created_at for row in more)])
+        new._latest_time = max([self._latest_time, *(_latest_of(row.item) for row in more)])
         new._text_bytes = self._text_bytes + sum(len(row.item.text) for row in more)
         return new
 
@@ -354,6 +354,11 @@ class UserIndex:
             passage = None if is_whole else shown(item.text, passages)
             items.append(replace(item, score=score, words=tuple(compress(words, item_has)), passage=passage))
         return items
+
+    def changed_since(self, scope: Scope, which: ItemFilter) -> int:
+        """Return how many items that match were changed after the filter's `as_of`, so that no recall has them."""
+        changed = (row for row in self.rows if is_of_later(row.item, which.as_of))
+        return len({row.row for row in changed if row.agent in (None, scope.agent) and matches(row.item, which)})
 
     def _visible(self, scope: Scope, which: ItemFilter, expired: Collection[int]) -> NDArray[np.bool_] | None:
         """Return for each passage whether its item is requested; None if all are."""
@@ -754,7 +759,12 @@ _NONE = array("q")
 
 def _is_visible(row: Row, scope: Scope, which: ItemFilter, expired: Collection[int]) -> bool:
     """Return whether a scope sees a row's item and the item is requested."""
-    return row.agent in (None, scope.agent) and row.row not in expired and matches(row.item, which)
+    is_seen = row.agent in (None, scope.agent) and row.row not in expired and matches(row.item, which)
+    return is_seen and not is_of_later(row.item, which.as_of)
+
+
+def _latest_of(item: MemoryItem) -> float:
+    return max(item.created_at, item.updated_at or 0.0)
 
 
 def _is_plain(row: Row) -> bool:

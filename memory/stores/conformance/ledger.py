@@ -23,8 +23,9 @@ _ALL: tuple[LedgerField, ...] = tuple(COLUMNS)
 
 
 def a_row(day: str = "2026-11-29", model: str = "m", tool: str = "", kind: str = "run", **values: Any) -> LedgerRow:
-    """Return what a commit adds to the ledger: by default, one run with one call of a model."""
-    return LedgerRow(day=day, model=model, tool=tool, kind=kind, **{"runs": 1, "usage": Usage(calls=1), **values})
+    """Return what a commit adds to the ledger: by default, one run with one call of a model, of no tenant."""
+    values = {"tenant": "", "runs": 1, "usage": Usage(calls=1), **values}
+    return LedgerRow(day=day, model=model, tool=tool, kind=kind, **values)
 
 
 async def _check_sums(store: SessionStore, expected: Sequence[LedgerRow], *by: LedgerField, **filters: Any) -> None:

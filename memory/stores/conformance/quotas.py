@@ -50,7 +50,7 @@ async def check_quotas_come_back_as_they_were_set(store: SessionStore, other: Se
     quotas = [
         Quota(runs=1),
         Quota(user_id="*", tokens=MOST_COUNT, per="minute"),
-        Quota(user_id=IDS[-1], agent="*", cost=0.000_000_001, per="month"),
+        Quota(user_id=IDS[-1], agent="*", tenant="t", cost=0.000_000_001, per="month"),
     ]
     for quota in quotas:
         await store.set_quota(quota)
@@ -157,6 +157,19 @@ async def check_counters_are_apart_by_user_and_agent(store: SessionStore, other:
     keys = {counter.key for counter in (await other.quota_counters("u", "a")).counters}
     expected = {CounterKey("u", "", each.quota_id), CounterKey("u", "a", both.quota_id)}
     equal(keys, {*expected, CounterKey("", "", everything.quota_id)}, "the counters of a user and an agent")
+    of_tenant, each_tenant = Quota(tenant="t", user_id="*", runs=9), Quota(tenant="*", runs=9)
+    counts = [
+        QuotaCount(quota=quota, key=key, amount=1)
+        for quota in (of_tenant, each_tenant)
+        for user, tenant in (("u", "t"), ("v", "t"), ("v", "other"))
+        if (key := quota.counter_of(user, None, tenant))
+    ]
+    await store.use_quotas(counts)
+    used = {counter.key: counter.used for counter in (await other.quota_counters("v", "", "t")).counters}
+    own_key, whole_key = CounterKey("v", "", of_tenant.quota_id, "t"), CounterKey("", "", each_tenant.quota_id, "t")
+    equal((used[own_key], used[whole_key]), (1, 2), "what is used by a user of a tenant, and by the tenant")
+    equal({key.tenant for key in used}, {"", "t"}, "the tenants of the counters")
+    equal({key.tenant for counter in (await other.quota_counters("v", "")).counters for key in [counter.key]}, {""}, "")
     await store.forget_in_ledger("u")
     await _check_used(other, each, 0, "u")
     await _check_used(other, both, 0, "u", "a")

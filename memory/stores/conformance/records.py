@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, get_args
 
-from turnwise.errors import CorruptRecordError, DuplicateKeyError, SessionFencedError
+from turnwise.errors import CorruptRecordError, DuplicateKeyError, SessionFencedError, SessionNotFoundError
 from turnwise.memory.conversation.blocks import Text, User, encode
 from turnwise.memory.conversation.events import KINDS, Event, StoresBlocks, UnknownEvent
 from turnwise.memory.conversation.runs import RunOrigin, RunState
@@ -31,7 +31,7 @@ from turnwise.memory.stores.conformance.fixtures import (
     unchanged,
 )
 from turnwise.memory.stores.conformance.laws import Law, collector, equal, refuses
-from turnwise.memory.stores.reading import read_blocks
+from turnwise.memory.stores.reading import FindsRemovals, read_blocks
 from turnwise.memory.values.frozen_json import FrozenDict, freeze
 
 LAWS: list[Law] = []
@@ -87,6 +87,26 @@ async def check_carried_spans_of_a_turn_come_back(store: SessionStore) -> None:
             equal([turn.carried for turn in turns], expected, f"what they carry, of {subject}")
     await owner.commit(turns=plain[:2])
     equal([turn.carried for turn in await store.turns(SessionKey("s"))], [(), (), *lists[2:]], "what is left of it")
+
+
+@_law
+async def check_turns_that_lost_something_are_found(store: SessionStore) -> None:
+    """Those that were forgotten, and those of which blocks were removed, come in pages by index, and no others."""
+    if not isinstance(store, FindsRemovals):
+        return
+    owner = await own(store)
+    span = await owner.commit("a", "b")
+    turns = [a_turn(index, prompt=(span,)) for index in range(12)]
+    first = (Span(span.log, 0, 1),)
+    less = [replace(turns[2], forgotten=True), *(replace(turns[index], removed=first) for index in (5, 6, 11))]
+    await owner.commit(turns=turns)
+    equal(await store.turns_with_removals(SessionKey("s")), [], "the turns that have lost something, of which are none")
+    await owner.commit(turns=less)
+    equal(await store.turns_with_removals(SessionKey("s")), less, "the turns that have lost something")
+    equal(await store.turns_with_removals(SessionKey("s"), after=2, limit=2), less[1:3], "a page of them")
+    await owner.commit(turns=[turns[5]], dropped_turns=[6])
+    equal(await store.turns_with_removals(SessionKey("s"), after=2), [less[-1]], "those that are left")
+    await refuses(SessionNotFoundError, store.turns_with_removals(SessionKey("nobody")), "the turns of no session")
 
 
 @_law

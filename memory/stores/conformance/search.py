@@ -19,6 +19,7 @@ from turnwise.memory.stores.search.records import (
     Searchable,
     SearchedRole,
     TextFilter,
+    TextHit,
     searchable,
     text_of_blocks,
 )
@@ -119,6 +120,38 @@ async def check_search_shows_a_user_no_texts_of_others(store: SessionStore) -> N
         hits = await searchable(store).search_texts(texts)
         equal([hit.session for hit in hits], [SessionKey("s", user_id)], f"the hits of user {user_id!r}")
     equal(await _found(store, "common", "nobody"), [], "the hits of a user without sessions")
+
+
+@_law
+async def check_search_finds_what_is_shared_with_a_member(store: SessionStore) -> None:
+    """With `shared`, texts of sessions are found of which the user is a member in that moment."""
+    owners = {name: await own(store, "s", user_id=name) for name in IDS[:8]}
+    for name, owner in owners.items():
+        await _say(owner, 0, f"common word {name}", "common answer")
+        await _say(await own(store, "private", user_id=name), 0, "common secret")
+    await _say(await own(store, "mine", user_id="tom"), 0, "common mine")
+    shared = dict(list(owners.items())[:5])
+    for owner in shared.values():
+        await owner.commit(session=replace(owner.session, members=freeze({"tom": "reader"})), joined=["tom"])
+    mine = ["mine#0:0"]
+    equal(await _found(store, "common", "tom"), mine, "the hits of a member in own sessions")
+    equal(len(await _found(store, "common", "tom", shared=True)), 11, "the hits of a member in all sessions")
+    equal(await _found(store, "secret", "tom", shared=True), [], "the hits in sessions that are not shared")
+    only = await _found(store, "common", "tom", shared=True, role="assistant")
+    equal(only, ["s#0:1"] * 5, "the hits of a role in shared sessions")
+    texts = TextFilter(query=parse_query("common"), user_id="tom", shared=True)
+    hits, cursor = list[TextHit](), None
+    while page := await searchable(store).search_texts(texts, cursor=cursor, limit=3):
+        hits, cursor = [*hits, *page], page[-1].cursor
+    users = [hit.session.user_id for hit in hits]
+    equal(users, ["tom", *(name for name in reversed(shared) for _ in range(2))], "whose sessions the hits are of")
+    equal(await searchable(store).count_texts(texts, limit=4), 4, "a count that ends at its limit")
+    for left, owner in enumerate(shared.values(), 1):
+        await owner.commit(session=replace(owner.session, members=freeze({})), left=["tom"])
+        found = await _found(store, "common", "tom", shared=True)
+        equal(len(found), 11 - 2 * left, f"the hits after {left} removals")
+    await _say(owners[IDS[0]], 1, "common later")
+    equal(await _found(store, "common", "tom", shared=True), mine, "the hits of who is no member any more")
 
 
 @_law

@@ -21,6 +21,7 @@ from turnwise.memory.stores.conformance import (
     records,
     search,
     sessions,
+    tenants,
     webhooks,
 )
 from turnwise.memory.stores.conformance.laws import Law, check_laws
@@ -32,6 +33,7 @@ LAWS: tuple[Law, ...] = (
     *search.LAWS,
     *ledger.LAWS,
     *quotas.LAWS,
+    *tenants.LAWS,
     *files.LAWS,
 )
 """All laws, in order."""

@@ -25,6 +25,7 @@ from turnwise.memory.deliveries.webhooks import WebhookRecord, check_webhook
 from turnwise.memory.files.index import file_index, keeps_files
 from turnwise.memory.files.records import FileLimits, FileRecord
 from turnwise.memory.quotas.records import Quota, QuotaCount, QuotaCounters
+from turnwise.memory.quotas.tenants import Tenant
 from turnwise.memory.stores.base import Activation, Commit, DeliveryLease, Page, SessionOrder, SessionStore
 from turnwise.memory.stores.encrypted.keys import KeyRing, Unsealing
 from turnwise.memory.stores.encrypted.records import (
@@ -58,11 +59,11 @@ class EncryptedStore(Shared):
     their user, or of the user "default" if they are told of all users' sessions; names of files; and
     labels, types of answers, reasons, stop reasons, states of calls and fingerprints of runs.
 
-    These stay readable: ids of sessions, users, agents, turns and runs; members of sessions, and who has started which
-    run; parents; times and sizes; states, codes of failures, names of models, engines and namespaces, counts and usage;
-    positions of blocks; numbers and keys of events; idempotency keys; keys, times, schedules and addressees of
-    deliveries; trace contexts; which runs may join others; which turns replace others; types and sizes of files, and
-    who has which. So put nothing secret into an id or a key.
+    These stay readable: ids of sessions, users, agents, turns and runs; tenants; members of sessions, and who has
+    started which run; parents; times and sizes; states, codes of failures, names of models, engines and namespaces,
+    counts and usage; positions of blocks; numbers and keys of events; idempotency keys; keys, times, schedules and
+    addressees of deliveries; trace contexts; which runs may join others; which turns replace others; types and
+    sizes of files, and who has which. So put nothing secret into an id or a key.
 
     Each text is bound to its user, kind and position, so reading a text that was moved or changed raises
     CorruptRecordError. Somebody who can write to the store can still remove rows, change readable fields, or restore an
@@ -136,7 +137,7 @@ class EncryptedStore(Shared):
                 return await self._opened(key, activated)
             epoch, revision = activated.session.epoch, activated.session.revision
             session = replace(opened_before.session, epoch=epoch, revision=revision)
-            return replace(opened_before, session=session, now=activated.now)
+            return replace(opened_before, session=session, now=activated.now, tenant=activated.tenant)
 
     async def state(self, key: SessionKey) -> Activation:
         return await self._opened(key, await self._inner.state(key))
@@ -149,6 +150,7 @@ class EncryptedStore(Shared):
             open_turns=tuple([await open_turn(texts, key, turn) for turn in sealed.open_turns]),
             open_runs=tuple([await open_run(texts, run) for run in sealed.open_runs]),
             now=sealed.now,
+            tenant=sealed.tenant,
         )
 
     async def commit(self, key: SessionKey, epoch: int, commit: Commit) -> None:
@@ -192,12 +194,13 @@ class EncryptedStore(Shared):
         status: SessionStatus | None = None,
         called_by: str | None = None,
         member: str | None = None,
+        tenant: str | None = None,
         order_by: SessionOrder = "created_at",
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[SessionRecord]:
         filters: dict[str, Any] = {"user_id": user_id, "agent": agent, "status": status, "called_by": called_by}
-        filters["member"] = member
+        filters |= {"member": member, "tenant": tenant}
         return await self._listed(await self._inner.query(**filters, order_by=order_by, cursor=cursor, limit=limit))
 
     async def count(
@@ -208,9 +211,10 @@ class EncryptedStore(Shared):
         status: SessionStatus | None = None,
         called_by: str | None = None,
         member: str | None = None,
+        tenant: str | None = None,
     ) -> int:
         filters: dict[str, Any] = {"user_id": user_id, "agent": agent, "status": status, "called_by": called_by}
-        return await self._inner.count(**filters, member=member)
+        return await self._inner.count(**filters, member=member, tenant=tenant)
 
     async def ledger(self, query: LedgerQuery) -> list[LedgerRow]:
         return await self._inner.ledger(query)
@@ -290,8 +294,20 @@ class EncryptedStore(Shared):
     async def use_quotas(self, counts: Sequence[QuotaCount]) -> None:
         await self._inner.use_quotas(counts)
 
-    async def quota_counters(self, user_id: str, agent: str) -> QuotaCounters:
-        return await self._inner.quota_counters(user_id, agent)
+    async def quota_counters(self, user_id: str, agent: str, tenant: str = "") -> QuotaCounters:
+        return await self._inner.quota_counters(user_id, agent, tenant)
+
+    async def set_tenant(self, user_id: str, tenant: str | None) -> None:
+        await self._inner.set_tenant(user_id, tenant)
+
+    async def tenants_of(self, user_ids: Collection[str]) -> dict[str, str]:
+        return await self._inner.tenants_of(user_ids)
+
+    async def tenants(self, *, after: str = "", limit: int = 100) -> list[Tenant]:
+        return await self._inner.tenants(after=after, limit=limit)
+
+    async def users(self, tenant: str, *, after: str = "", limit: int = 100) -> list[str]:
+        return await self._inner.users(tenant, after=after, limit=limit)
 
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
         return await self._inner.delete(key, epoch=epoch, log=log)

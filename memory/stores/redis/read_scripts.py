@@ -13,7 +13,7 @@ return {'', show(number)}
 """
 
 _STATE = r"""
-local number = redis.call('HGET', ids, take())
+local number, user = redis.call('HGET', ids, take()), take()
 if not number then return {'missing'} end
 local head, turns, runs, passed = nil, {}, {}, 0
 repeat
@@ -28,7 +28,7 @@ for _, name in ipairs(redis.call('ZRANGEBYLEX', key(number, ':open'), '[r', '(u'
   local found = is_turn and turns or runs
   found[#found + 1] = one(key(number, is_turn and ':turns' or ':runs'), string.sub(name, 2)) or name
 end
-return {'', show(number), head and {head} or {}, turns, runs, now()}
+return {'', show(number), head and {head} or {}, turns, runs, now(), redis.call('HGET', tenant_of, user) or ''}
 """
 
 _NOW = r"""
@@ -317,6 +317,35 @@ end
 return {'', now(), found}
 """
 
+_TENANTS_OF = r"""
+local users, found = rows(1), {}
+local wrong = wrong_key({tenant_of}, {})
+if wrong then return wrong end
+for _, user in ipairs(users) do
+  local tenant = redis.call('HGET', tenant_of, user[1])
+  if tenant then found[#found + 1] = {user[1], tenant} end
+end
+return {'', found}
+"""
+
+_TENANTS = r"""
+local last, limit, found = take(), take(), {}
+local wrong = wrong_key({}, {tenants})
+if wrong then return wrong end
+local low = last == '' and '-' or '(' .. last
+for index, name in ipairs(redis.call('ZRANGEBYLEX', tenants, low, '+', 'LIMIT', 0, limit)) do
+  found[index] = {name, redis.call('ZCARD', base .. ':users:' .. name)}
+end
+return {'', found}
+"""
+
+_USERS = r"""
+local set, last, limit = base .. ':users:' .. take(), take(), take()
+local wrong = wrong_key({}, {set})
+if wrong then return wrong end
+return {'', redis.call('ZRANGEBYLEX', set, last == '' and '-' or '(' .. last, '+', 'LIMIT', 0, limit)}
+"""
+
 READS = {
     name: COMMON + body
     for name, body in {
@@ -338,6 +367,9 @@ READS = {
         "webhooks": _WEBHOOKS,
         "quotas": _QUOTAS,
         "quota_counters": _QUOTA_COUNTERS,
+        "tenants_of": _TENANTS_OF,
+        "tenants": _TENANTS,
+        "users": _USERS,
         **FILE_READS,
     }.items()
 }

@@ -10,8 +10,8 @@ numbers of sessions; only the hash tag is declared in KEYS.
     ledgers:<place of a user>
                sorted  numbers of the user's sessions that have a ledger
     ledger:<place of a user>, ledger:nobody
-               hash    what was spent by deleted sessions, and by forgotten users: JSON of day, agent, kind, model and
-                       tool, and the name of a number -> that number; and `user` -> JSON of the user
+               hash    what was spent by deleted sessions, and by forgotten users: JSON of day, agent, kind, model,
+                       tool and tenant, and the name of a number -> that number; and `user` -> JSON of the user
     unsettled  sorted  members of sessions with a run that is queued or running, by name
     expiring   sorted  members of sessions that expire, by time of expiry
     deliveries hash    id of a delivery -> number of its session, revision, JSON
@@ -21,7 +21,11 @@ numbers of sessions; only the hash tag is declared in KEYS.
     quotas     hash    id of a quota -> JSON
     counters   sorted  ids of the quotas that have counters
     counters:<id of a quota>
-               hash    JSON of user and agent -> begin and end of the period, and what was used in it
+               hash    JSON of user, agent and tenant -> begin and end of the period, and what was used in it
+    tenant_of  hash    user -> tenant
+    tenants    sorted  tenants that users have, by name
+    users:<tenant>
+               sorted  the users who have it, by name
     deliveries:<place>
                sorted  ids of deliveries, by name; of the places `all` and those of users
     created:<status>:<place>, updated:<status>:<place>
@@ -67,6 +71,7 @@ local base, at = KEYS[1], 0
 local ids, run_ids, meta, ledgers = base .. ':ids', base .. ':runs', base .. ':meta', base .. ':ledgers'
 local unsettled, expiring = base .. ':unsettled', base .. ':expiring'
 local deliveries, due = base .. ':deliveries', base .. ':due'
+local tenant_of, tenants = base .. ':tenant_of', base .. ':tenants'
 
 local function now()
   local time = redis.call('TIME')

@@ -6,6 +6,7 @@ JSON. See `scripts` for all keys.
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -56,6 +57,7 @@ from turnwise.memory.quotas.records import (
     check_quota,
     too_many_quotas,
 )
+from turnwise.memory.quotas.tenants import Tenant, check_tenant
 from turnwise.memory.stores.base import (
     NO_CALLER,
     PROBE_BYTES,
@@ -70,6 +72,7 @@ from turnwise.memory.stores.base import (
     check_member_filter,
     check_session_filter,
     check_session_names,
+    check_tenant_filter,
     check_webhook_change,
     checked_commit,
     cursor_of,
@@ -132,7 +135,7 @@ class RedisStore(RedisDatabase):
     (`BGREWRITEAOF`, `BGSAVE`).
 
     `query`, `count` and pages cost O(results), and `ledger` O(rows of the user, or of all). A page of `expired`
-    is O(all expired sessions).
+    is O(all expired sessions). `query` and `count` of a tenant cost O(its users), too, and two round trips.
 
     Args:
         url: `redis://user:password@host:6379/0`, or `rediss://` for TLS, with options as redis-py takes them.
@@ -203,7 +206,8 @@ class RedisStore(RedisDatabase):
                 return replace(state, session=new)
 
     async def state(self, key: SessionKey) -> Activation:
-        answer, head, open_turns, open_runs, now = await self._do("state", [_name(key)], key, again=True)
+        args: list[Argument] = [_name(key), encode(key.user_id)]
+        answer, head, open_turns, open_runs, now, tenant = await self._do("state", args, key, again=True)
         row = _SessionRow(*answer)
         number = _decoded(row.number)
         turns = [self._turn(number, text) for text in (*head, *open_turns)]
@@ -213,6 +217,7 @@ class RedisStore(RedisDatabase):
             open_turns=tuple(turns[len(head) :]),
             open_runs=tuple(self._run_record(number, key, text) for text in open_runs),
             now=float(now),
+            tenant=_decoded(tenant) or None,
         )
 
     async def commit(self, key: SessionKey, epoch: int, commit: Commit) -> None:
@@ -297,6 +302,7 @@ class RedisStore(RedisDatabase):
         status: SessionStatus | None = None,
         called_by: str | None = None,
         member: str | None = None,
+        tenant: str | None = None,
         order_by: SessionOrder = "created_at",
         cursor: str | None = None,
         limit: int = 100,
@@ -304,7 +310,7 @@ class RedisStore(RedisDatabase):
         behind = ("", "") if cursor is None else _page_start(cursor)
         # One row more tells whether there is a next page.
         args: list[Argument] = [order_by.removesuffix("_at"), min(check_limit(limit), _MANY) + 1, *behind]
-        args += _lists(user_id, agent, status, called_by, member)
+        args += await self._lists(user_id, agent, status, called_by, member=member, tenant=tenant)
         shown, is_cut = await self._do("query", args, again=True)
         return self._sessions(shown, limit, is_cut=bool(is_cut))
 
@@ -316,9 +322,31 @@ class RedisStore(RedisDatabase):
         status: SessionStatus | None = None,
         called_by: str | None = None,
         member: str | None = None,
+        tenant: str | None = None,
     ) -> int:
-        (count,) = await self._do("count", [*_lists(user_id, agent, status, called_by, member)], again=True)
+        lists = await self._lists(user_id, agent, status, called_by, member=member, tenant=tenant)
+        (count,) = await self._do("count", [*lists], again=True)
         return int(count)
+
+    async def _lists(
+        self,
+        user_id: str | None,
+        agent: str | None,
+        status: SessionStatus | None,
+        called_by: str | None,
+        *,
+        member: str | None,
+        tenant: str | None,
+    ) -> list[str]:
+        """Return the lists that have, together, each session of a query once: see `SessionStore.query`."""
+        check_tenant_filter(tenant, member)
+        lists = _lists(user_id, agent, status, called_by, member)
+        if tenant is None:
+            return lists
+        if user_id is not None:
+            return lists if (await self.tenants_of([user_id])).get(user_id) == tenant else []
+        users = await self.users(tenant, limit=_MANY)
+        return [name for user in users for name in _lists(user, agent, status, called_by)]
 
     async def ledger(self, query: LedgerQuery) -> list[LedgerRow]:
         user = "" if query.user_id is None else _place(query.user_id, None)
@@ -439,16 +467,34 @@ class RedisStore(RedisDatabase):
     async def use_quotas(self, counts: Sequence[QuotaCount]) -> None:
         _check_counted(counts, await self._do("use_quotas", _count_rows(counts)))
 
-    async def quota_counters(self, user_id: str, agent: str) -> QuotaCounters:
-        names = [_counter_name(user, one) for user in {"", user_id} for one in {"", agent}]
+    async def quota_counters(self, user_id: str, agent: str, tenant: str = "") -> QuotaCounters:
+        names = [json.dumps(names) for names in itertools.product({"", user_id}, {"", agent}, {"", tenant})]
         now, rows = await self._do("quota_counters", _rows([(name,) for name in names]), again=True)
         counters: list[QuotaCounter] = []
         for quota_id, name, text in rows:
             starts, ends, used = map(int, text.split())
-            user, own_agent = json.loads(name)
-            key = CounterKey(user, own_agent, _decoded(quota_id))
+            user, own_agent, own_tenant = json.loads(name)
+            key = CounterKey(user, own_agent, _decoded(quota_id), own_tenant)
             counters.append(QuotaCounter(key=key, starts=starts, ends=ends, used=used))
         return QuotaCounters(counters, float(now))
+
+    async def set_tenant(self, user_id: str, tenant: str | None) -> None:
+        check_names("user_id", user_id)
+        await self._do("set_tenant", [encode(user_id), "" if tenant is None else check_tenant(tenant)])
+
+    async def tenants_of(self, user_ids: Collection[str]) -> dict[str, str]:
+        (rows,) = await self._do("tenants_of", _rows([(encode(user_id),) for user_id in user_ids]), again=True)
+        return {_decoded(user_id): _decoded(tenant) for user_id, tenant in rows}
+
+    async def tenants(self, *, after: str = "", limit: int = 100) -> list[Tenant]:
+        args: list[Argument] = [encode(after), min(check_limit(limit), _MANY)]
+        (rows,) = await self._do("tenants", args, again=True)
+        return [Tenant(tenant=_decoded(tenant), users=int(users)) for tenant, users in rows]
+
+    async def users(self, tenant: str, *, after: str = "", limit: int = 100) -> list[str]:
+        args: list[Argument] = [encode(tenant), encode(after), min(check_limit(limit), _MANY)]
+        (users,) = await self._do("users", args, again=True)
+        return [_decoded(user_id) for user_id in users]
 
     def _delivery(self, key: SessionKey, delivery_id: bytes, text: bytes | None) -> Delivery:
         """Return a delivery from its text, which follows the number of its session and its revision."""
@@ -685,7 +731,7 @@ def _count_rows(counts: Sequence[QuotaCount]) -> list[Argument]:
     return _rows(
         [
             (
-                *(count.key.quota_id, _counter_name(count.key.user_id, count.key.agent)),
+                *(count.key.quota_id, json.dumps([count.key.user_id, count.key.agent, count.key.tenant])),
                 *(count.quota.per, count.amount, "" if count.most is None else count.most),
             )
             for count in counts
@@ -699,11 +745,6 @@ def _check_counted(counts: Sequence[QuotaCount], answer: Sequence[Any]) -> None:
         index, used, ends, now = answer
         count = counts[int(index) - 1]
         raise count.quota.exceeded(count.key, int(used), int(ends), float(now))
-
-
-def _counter_name(user_id: str, agent: str) -> str:
-    """Return the field of a counter of a user and an agent, either of which may be empty."""
-    return json.dumps([user_id, agent])
 
 
 def _place(user_id: str | None, agent: str | None) -> str:

@@ -371,6 +371,26 @@ redis.call('ZREM', base .. ':counters', id)
 return {''}
 """
 
+_SET_TENANT = r"""
+local user, tenant = take(), take()
+local wrong = wrong_key({tenant_of}, {tenants})
+if wrong then return wrong end
+local old = redis.call('HGET', tenant_of, user)
+wrong = wrong_key({}, {base .. ':users:' .. tenant, base .. ':users:' .. (old or '')})
+if wrong then return wrong end
+if old and old ~= tenant then
+  redis.call('HDEL', tenant_of, user)
+  redis.call('ZREM', base .. ':users:' .. old, user)
+  mark(tenants, old, redis.call('EXISTS', base .. ':users:' .. old) == 1)
+end
+if tenant ~= '' then
+  redis.call('HSET', tenant_of, user, tenant)
+  redis.call('ZADD', base .. ':users:' .. tenant, 0, user)
+  redis.call('ZADD', tenants, 0, tenant)
+end
+return {''}
+"""
+
 _PROBE = r"""
 local probe = base .. ':probe'
 redis.call('SET', probe, take())
@@ -393,6 +413,7 @@ WRITES = {
         "set_quota": _SET_QUOTA,
         "remove_quota": _REMOVE_QUOTA,
         "use_quotas": _USE_QUOTAS,
+        "set_tenant": _SET_TENANT,
         "probe": _PROBE,
         **FILE_WRITES,
     }.items()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from turnwise.errors import CorruptRecordError, InvalidInputError, shown
+from turnwise.errors import CorruptRecordError, InvalidInputError, NotFoundError, shown
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import join, places
 from turnwise.memory.stores.base import Page, SessionStore, check_limit
@@ -28,6 +28,7 @@ class SearchHit:
 
     session_id: str
     user_id: str
+    """To whom the session belongs: another user than the one who searches, if it is shared."""
     title: str | None
     """The session's title."""
     agent: str | None
@@ -64,6 +65,9 @@ async def find_messages(
 ) -> Page[SearchHit]:
     """Return a page of the messages that match. It may be shorter than `limit`, and still have a cursor.
 
+    Whoever was removed from a session before this is called finds nothing there; and neither who is removed while the
+    texts are read, since the membership is looked up again after that.
+
     Raises:
         SearchUnavailableError: the store cannot search.
         InvalidInputError: `cursor` is none of a page in this order.
@@ -73,9 +77,23 @@ async def find_messages(
         return await _ranked(store, texts, cursor, limit)
     hits = await searchable(store).search_texts(texts, cursor=cursor, limit=limit + 1)
     page = hits[:limit]
-    messages = await _read(store, page)
+    messages = await _still_shared(store, texts, await _read(store, page))
     items = tuple(_shown(hit, text, texts) for hit, text in messages)
     return Page(items, page[-1].cursor if len(hits) > limit else None)
+
+
+async def _still_shared(
+    store: SessionStore, texts: TextFilter, messages: Sequence[tuple[TextHit, str]]
+) -> list[tuple[TextHit, str]]:
+    """Return the messages without those of sessions of others of which the user is no member any more."""
+    shared: dict[SessionKey, bool] = {}
+    for hit, _ in messages:
+        if hit.session.user_id != texts.user_id and hit.session not in shared:
+            try:
+                shared[hit.session] = (await store.get(hit.session)).role_of(texts.user_id) is not None
+            except NotFoundError:
+                shared[hit.session] = False
+    return [message for message in messages if shared.get(message[0].session, True)]
 
 
 async def _ranked(store: SessionStore, texts: TextFilter, cursor: str | None, limit: int) -> Page[SearchHit]:
@@ -86,7 +104,8 @@ async def _ranked(store: SessionStore, texts: TextFilter, cursor: str | None, li
     messages = await _read(store, await searchable(store).search_texts(texts, limit=MAX_RANKED))
     messages.sort(key=lambda message: -texts.query.score(message[1]))
     stop = start + limit
-    items = tuple(_shown(hit, text, texts) for hit, text in messages[start:stop])
+    page = await _still_shared(store, texts, messages[start:stop])
+    items = tuple(_shown(hit, text, texts) for hit, text in page)
     return Page(items, f"rank{stop}" if len(messages) > stop else None)
 
 

@@ -41,10 +41,12 @@ class MessageText:
 
 @dataclass(frozen=True, kw_only=True)
 class TextFilter:
-    """Which texts are searched: those of one user. Fields that are None match all."""
+    """Which texts are searched: those of one user's sessions. Fields that are None match all."""
 
     query: Query
     user_id: str
+    shared: bool = False
+    """Whether sessions of others are searched too, of which the user is a member in the moment of the search."""
     agent: str | None = None
     session_id: str | None = None
     agents: bool = True

@@ -86,6 +86,7 @@ members = Table(
     Column("session", _Key, nullable=False),
     PrimaryKeyConstraint("user_id", "session"),
     Index("turnwise_members_session", "session"),
+    info={BY_KEY: True},
 )
 
 borrowed = Table(
@@ -97,6 +98,7 @@ borrowed = Table(
     Column("stop", BigInteger, nullable=False),
     PrimaryKeyConstraint("session", "log", "start"),
     Index("turnwise_borrowed_log", "log"),
+    info={BY_KEY: True},
 )
 
 blocks = Table(
@@ -220,7 +222,7 @@ ledger = Table(
     *(Column(name, Text, nullable=False) for name in LedgerKey._fields),
     *(Column(name, BigInteger, nullable=False) for name in NUMBERS),
     # A session's rows stand together, so that its commits find them and its deletion does. No two sessions share a row.
-    PrimaryKeyConstraint("user_id", "session_id", "day", "kind", "model", "tool", "agent"),
+    PrimaryKeyConstraint("user_id", "session_id", "day", "kind", "model", "tool", "agent", "tenant"),
     info={BY_KEY: True},
 )
 
@@ -230,15 +232,25 @@ counters = Table(
     Column("user_id", Text, nullable=False),  # empty for a counter of all users
     Column("agent", Text, nullable=False),
     Column("quota_id", Text, nullable=False),
+    Column("tenant", Text, nullable=False),
     Column("starts", BigInteger, nullable=False),
     Column("ends", BigInteger, nullable=False),
     Column("used", BigInteger, nullable=False),
-    PrimaryKeyConstraint("user_id", "agent", "quota_id"),
+    PrimaryKeyConstraint("user_id", "agent", "quota_id", "tenant"),
     info={BY_KEY: True},
 )
 
 # Sorted by code points in every database, since pages go by ids.
 _SortedText = Text(collation="C").with_variant(Text(), "sqlite")
+
+users = Table(
+    "turnwise_users",
+    tables,
+    Column("user_id", Text, primary_key=True),
+    Column("tenant", _SortedText, nullable=False),
+    Index("turnwise_users_tenant", "tenant", "user_id"),
+    info={BY_KEY: True},
+)
 
 deliveries = Table(
     "turnwise_deliveries",

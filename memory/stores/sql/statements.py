@@ -115,6 +115,9 @@ class Statement:
         return values if compiled.pick is None else compiled.pick(values)
 
 
+_HAS_REMOVALS = sa.or_(schema.turns.c.forgotten.is_not(None), schema.turns.c.removed.is_not(None))
+"""The condition that a turn has lost something."""
+
 _VALUES = re.compile(r"VALUES (\([^()]*\))")
 
 
@@ -127,6 +130,25 @@ def summed(insert: Any) -> Any:
     """Return an insert into the ledger that adds its numbers to those of a row that is there already."""
     numbers = {name: schema.ledger.c[name] + insert.excluded[name] for name in NUMBERS}
     return insert.on_conflict_do_update(index_elements=[*schema.ledger.primary_key.columns], set_=numbers)
+
+
+def _clearing(dialect: sa.Dialect) -> Any:
+    """Return what replaces a block of a log, unless a fork has it too.
+
+    SQLite gives the pages of a table back where rows are deleted, and not where they become shorter; so the row is
+    replaced there.
+    """
+    blocks, lent = schema.blocks.c, schema.borrowed.c
+    body: sa.BindParameter[str] = sa.bindparam("b_body")
+    is_here = (
+        blocks.log == sa.bindparam("b_log"),
+        blocks.at == sa.bindparam("b_at"),
+        ~sa.exists().where(lent.log == blocks.log, lent.start <= blocks.at, lent.stop > blocks.at),
+    )
+    if dialect.name == "postgresql":
+        return sa.update(schema.blocks).where(*is_here).values(body=body)
+    insert = insert_into(schema.blocks, dialect).prefix_with("OR REPLACE")
+    return insert.from_select(["log", "at", "body"], sa.select(blocks.log, blocks.at, body).where(*is_here))
 
 
 def _picker(names: Sequence[str] | None) -> Callable[[dict[str, Any]], tuple[Any, ...]] | None:
@@ -153,14 +175,14 @@ class Statements:
         def statement(core: Any, columns: Sequence[str] | None = None) -> Statement:
             return Statement(core, dialect, columns)
 
-        sessions, turns, runs, events = schema.sessions, schema.turns, schema.runs, schema.events
-        bind = sa.bindparam
+        sessions, turns, runs, events, bind = schema.sessions, schema.turns, schema.runs, schema.events, sa.bindparam
         is_session = (sessions.c.user_id == bind("user_id"), sessions.c.session_id == bind("session_id"))
         owner = sa.select(sessions.c.key).where(*is_session).scalar_subquery()
         columns = [column.name for column in sessions.columns]
         fresh = insert_into(sessions, dialect).on_conflict_do_nothing()
         self.insert_session = statement(fresh.returning(sessions.c.key), columns)
         self.session = statement(sa.select(sessions).where(*is_session))
+        self.session_state = statement(sa.select(sessions, _own_tenant()).where(*is_session))
         self.raise_epoch = statement(
             sa.update(sessions)
             .where(
@@ -172,7 +194,7 @@ class Statements:
                 epoch=sessions.c.epoch + sa.literal_column("1"),
                 revision=sessions.c.revision + bind("jump", type_=sa.BigInteger),
             )
-            .returning(*sessions.columns, self._now(dialect).label("now"))
+            .returning(*sessions.columns, self._now(dialect).label("now"), _own_tenant())
         )
         self.now = statement(sa.select(self._now(dialect)))
         self.put_session = statement(
@@ -226,6 +248,54 @@ class Statements:
             .where(runs.c.session == bind("key"), runs.c.state.in_(_literals(OPEN_STATES)))
             .order_by(runs.c.turn_index)
         )
+        self.insert_run = statement(sa.insert(runs))
+        self.put_run = statement(
+            sa.update(runs)
+            .where(runs.c.session == bind("b_session"), runs.c.turn_index == bind("b_turn_index"))
+            .values({name: bind(f"b_{name}") for name in CHANGED_RUN_COLUMNS})
+        )
+        self.run = statement(
+            sa.select(runs, sessions.c.session_id, sessions.c.user_id)
+            .join(sessions, sessions.c.key == runs.c.session)
+            .where(runs.c.run_id == bind("run_id"), sessions.c.user_id == bind("user_id"))
+        )
+        self.run_of_key = statement(
+            sa.select(runs).where(runs.c.session == owner, runs.c.idempotency_key == bind("idempotency_key"))
+        )
+        self.forget_events = statement(
+            sa.delete(events).where(
+                events.c.session == bind("b_session"), events.c.seq <= bind("b_upto"), events.c.event_key.is_(None)
+            )
+        )
+        self.forget_turns = statement(
+            sa.delete(events).where(
+                events.c.session == bind("b_session"),
+                events.c.turn_index <= bind("b_upto"),
+                events.c.event_key.is_(None),
+            )
+        )
+        self.clear_block = statement(_clearing(dialect))
+        self.insert_event = statement(sa.insert(events))
+        self.event_of_key = statement(
+            sa.select(events).where(events.c.session == owner, events.c.event_key == bind("event_key"))
+        )
+
+        def page(table: sa.Table, number: sa.Column[Any], *filters: Any) -> Statement:
+            rows = sa.select(table).where(table.c.session == owner, number > bind("after"), *filters).order_by(number)
+            return statement(first_rows(rows.limit(bind("limit")), number, dialect))
+
+        self._add_lists(statement)
+        self._add_members(statement, dialect)
+        self._add_deliveries(statement, dialect, is_session)
+        self._add_sums(statement, dialect)
+        self._add_tenants(statement, dialect)
+        self.turns = page(turns, turns.c.idx)
+        self.turns_with_removals = page(turns, turns.c.idx, _HAS_REMOVALS)
+        self.runs = page(runs, runs.c.turn_index)
+        self.events = page(events, events.c.seq)
+
+    def _add_lists(self, statement: Any) -> None:
+        sessions, runs, bind = schema.sessions, schema.runs, sa.bindparam
         unsettled = (
             sa.select(runs.c.session)
             .where(
@@ -253,57 +323,6 @@ class Statements:
             .order_by(sessions.c.key)
             .limit(bind("limit"))
         )
-        self.insert_run = statement(sa.insert(runs))
-        self.put_run = statement(
-            sa.update(runs)
-            .where(runs.c.session == bind("b_session"), runs.c.turn_index == bind("b_turn_index"))
-            .values({name: bind(f"b_{name}") for name in CHANGED_RUN_COLUMNS})
-        )
-        self.run = statement(
-            sa.select(runs, sessions.c.session_id, sessions.c.user_id)
-            .join(sessions, sessions.c.key == runs.c.session)
-            .where(runs.c.run_id == bind("run_id"), sessions.c.user_id == bind("user_id"))
-        )
-        self.run_of_key = statement(
-            sa.select(runs).where(runs.c.session == owner, runs.c.idempotency_key == bind("idempotency_key"))
-        )
-        self.forget_events = statement(
-            sa.delete(events).where(
-                events.c.session == bind("b_session"), events.c.seq <= bind("b_upto"), events.c.event_key.is_(None)
-            )
-        )
-        self.forget_turns = statement(
-            sa.delete(events).where(
-                events.c.session == bind("b_session"),
-                events.c.turn_index <= bind("b_upto"),
-                events.c.event_key.is_(None),
-            )
-        )
-        lent = schema.borrowed.c
-        self.clear_block = statement(
-            sa.update(schema.blocks)
-            .where(
-                blocks.log == bind("b_log"),
-                blocks.at == bind("b_at"),
-                ~sa.exists().where(lent.log == blocks.log, lent.start <= blocks.at, lent.stop > blocks.at),
-            )
-            .values(body=bind("b_body"))
-        )
-        self.insert_event = statement(sa.insert(events))
-        self.event_of_key = statement(
-            sa.select(events).where(events.c.session == owner, events.c.event_key == bind("event_key"))
-        )
-
-        def page(table: sa.Table, number: sa.Column[Any]) -> Statement:
-            rows = sa.select(table).where(table.c.session == owner, number > bind("after")).order_by(number)
-            return statement(first_rows(rows.limit(bind("limit")), number, dialect))
-
-        self._add_members(statement, dialect)
-        self._add_deliveries(statement, dialect, is_session)
-        self._add_sums(statement, dialect)
-        self.turns = page(turns, turns.c.idx)
-        self.runs = page(runs, runs.c.turn_index)
-        self.events = page(events, events.c.seq)
 
     def _add_members(self, statement: Any, dialect: sa.Dialect) -> None:
         members, one, bind = schema.members, schema.members.c, sa.bindparam
@@ -341,9 +360,7 @@ class Statements:
             .limit(bind("limit"))
         )
         self.due = statement(due)
-        elements = sa.func.json_each if dialect.name == "sqlite" else sa.func.json_array_elements_text
-        users = elements(sa.cast(bind("users"), sa.Text if dialect.name == "sqlite" else sa.JSON)).table_valued("value")
-        self.due_without_users = statement(due.where(one.user_id.not_in(sa.select(users.c.value))))
+        self.due_without_users = statement(due.where(one.user_id.not_in(sa.select(_users(dialect).c.value))))
         first = sa.select(sa.func.min(one.due_at)).where(one.due_at.is_not(None)).scalar_subquery()
         self.next_due = statement(sa.select(first, self._now(dialect)))
         is_stored = (one.user_id == bind("user_id"), one.delivery_id == bind("delivery_id"))
@@ -353,8 +370,8 @@ class Statements:
         self.add_spent = statement(summed(insert_into(schema.ledger, dialect)))
         counters, bind = schema.counters, sa.bindparam
         starts, ends = _period(dialect)
-        names = {"user_id": "user_id", "agent": "agent", "quota_id": "quota_id", "used": "amount"}
-        row: dict[str, Any] = {column: bind(name) for column, name in names.items()}
+        names = ("user_id", "agent", "quota_id", "tenant")
+        row: dict[str, Any] = {name: bind(name) for name in names} | {"used": bind("amount")}
         insert = insert_into(counters, dialect).values(**row, starts=starts, ends=ends)
         one, new = counters.c, insert.excluded
         is_same = one.starts.between(new.starts, new.ends)  # see QuotaCounter.is_of
@@ -372,8 +389,30 @@ class Statements:
             )
         )
         empty: Any = sa.literal_column("''")
-        self.counters = statement(
-            sa.select(counters).where(one.user_id.in_([empty, bind("user_id")]), one.agent.in_([empty, bind("agent")]))
+        own = (one[name].in_([empty, bind(name)]) for name in ("user_id", "agent", "tenant"))
+        self.counters = statement(sa.select(counters).where(*own))
+
+    def _add_tenants(self, statement: Any, dialect: sa.Dialect) -> None:
+        table, one, bind = schema.users, schema.users.c, sa.bindparam
+        insert = insert_into(table, dialect)
+        changed = {"tenant": insert.excluded.tenant}
+        self.put_tenant = statement(insert.on_conflict_do_update(index_elements=["user_id"], set_=changed))
+        self.drop_tenant = statement(sa.delete(table).where(one.user_id == bind("user_id")))
+        users = _users(dialect)
+        self.tenants_of = statement(sa.select(one.user_id, one.tenant).where(one.user_id.in_(sa.select(users.c.value))))
+        self.tenants = statement(
+            sa.select(one.tenant, sa.func.count())
+            .where(one.tenant > bind("after"))
+            .group_by(one.tenant)
+            .order_by(one.tenant)
+            .limit(bind("limit"))
+        )
+        user_id = one.user_id if dialect.name == "sqlite" else sa.collate(one.user_id, "C")
+        self.users = statement(
+            sa.select(one.user_id)
+            .where(one.tenant == bind("tenant"), user_id > bind("after"))
+            .order_by(user_id)
+            .limit(bind("limit"))
         )
 
     @staticmethod
@@ -382,6 +421,20 @@ class Statements:
         if dialect.name == "sqlite":
             return sa.null()
         return sa.literal_column("CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)", sa.Double)
+
+
+def _own_tenant() -> Any:
+    """Return a column with the tenant of the user in the parameter `user_id`."""
+    users = schema.users.c
+    return sa.select(users.tenant).where(users.user_id == sa.bindparam("user_id")).scalar_subquery().label("tenant")
+
+
+def _users(dialect: sa.Dialect) -> Any:
+    """Return a table with one column, `value`, of the users in the parameter `users`, a list in JSON."""
+    elements = sa.func.json_each if dialect.name == "sqlite" else sa.func.json_array_elements_text
+    return elements(sa.cast(sa.bindparam("users"), sa.Text if dialect.name == "sqlite" else sa.JSON)).table_valued(
+        "value"
+    )
 
 
 def _period(dialect: sa.Dialect) -> tuple[sa.ColumnElement[Any], sa.ColumnElement[Any]]:

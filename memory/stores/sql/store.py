@@ -47,6 +47,7 @@ from turnwise.memory.quotas.records import (
     with_quota,
     without_quota,
 )
+from turnwise.memory.quotas.tenants import Tenant, check_tenant
 from turnwise.memory.stores.base import (
     PROBE_BYTES,
     Activation,
@@ -61,6 +62,7 @@ from turnwise.memory.stores.base import (
     check_member_filter,
     check_session_filter,
     check_session_names,
+    check_tenant_filter,
     check_webhook_change,
     checked_commit,
     cursor_of,
@@ -242,7 +244,7 @@ class SQLStore(SecureDeleteDatabase):
 
     async def state(self, key: SessionKey) -> Activation:
         def state(connection: sa.Connection) -> Activation:
-            row = self._sql.session(connection, key._asdict()).one_or_none()
+            row = self._sql.session_state(connection, key._asdict()).one_or_none()
             if row is None:
                 raise SessionNotFoundError(key.session_id)
             return self._state(connection, row, self._sql.now(connection, {}).scalar_one())
@@ -258,6 +260,7 @@ class SQLStore(SecureDeleteDatabase):
             open_turns=tuple(read_turn(turn_row, key) for turn_row in self._sql.open_turns(connection, of_row)),
             open_runs=tuple(read_run(run_row, key) for run_row in self._sql.open_runs(connection, of_row)),
             now=_time(now),
+            tenant=row.tenant,
         )
 
     async def _write_grouped(self, work: Callable[[sa.Connection], Result]) -> Result:
@@ -337,7 +340,7 @@ class SQLStore(SecureDeleteDatabase):
     async def _exceeded(self, counts: Sequence[QuotaCount], error: QuotaExceededError) -> QuotaExceededError:
         """Return the error for the first quota that is used up and refused counts, with what is used now."""
         for count in counts:
-            counters = await self.quota_counters(count.key.user_id, count.key.agent)
+            counters = await self.quota_counters(count.key.user_id, count.key.agent, count.key.tenant)
             counter = counters.of(count.quota, count.key)
             if count.is_checked and counter.used >= count.quota.most:
                 return count.quota.exceeded(count.key, counter.used, counter.ends, counters.now)
@@ -394,6 +397,9 @@ class SQLStore(SecureDeleteDatabase):
     async def turns(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
         return await self._list(self._sql.turns, key, after, limit, lambda row: read_turn(row, key))
 
+    async def turns_with_removals(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
+        return await self._list(self._sql.turns_with_removals, key, after, limit, lambda row: read_turn(row, key))
+
     async def run(self, run_id: str, user_id: str = DEFAULT_USER) -> RunRecord:
         def read(connection: sa.Connection) -> RunRecord:
             row = self._sql.run(connection, {"run_id": run_id, "user_id": user_id}).one_or_none()
@@ -425,13 +431,16 @@ class SQLStore(SecureDeleteDatabase):
         status: SessionStatus | None = None,
         called_by: str | None = None,
         member: str | None = None,
+        tenant: str | None = None,
         order_by: SessionOrder = "created_at",
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[SessionRecord]:
         table = schema.sessions.c
         moved = table.updated_at if order_by == "updated_at" else table.created_at
-        statement = sa.select(schema.sessions).where(*_filters(user_id, agent, status, called_by, member))
+        statement = sa.select(schema.sessions).where(
+            *_filters(user_id, agent, status, called_by, member=member, tenant=tenant)
+        )
         if cursor is not None:
             before, order = parse_cursor(cursor)
             statement = statement.where((moved < before) | ((moved == before) & (table.key < order)))
@@ -448,13 +457,14 @@ class SQLStore(SecureDeleteDatabase):
         status: SessionStatus | None = None,
         called_by: str | None = None,
         member: str | None = None,
+        tenant: str | None = None,
     ) -> int:
-        filters = _filters(user_id, agent, status, called_by, member)
+        filters = _filters(user_id, agent, status, called_by, member=member, tenant=tenant)
         statement = sa.select(sa.func.count()).select_from(schema.sessions).where(*filters)
         return await self._read(lambda connection: int(connection.execute(statement).scalar_one()))
 
     async def ledger(self, query: LedgerQuery) -> list[LedgerRow]:
-        table, filters = schema.ledger.c, {"user_id": query.user_id, "agent": query.agent}
+        table, filters = schema.ledger.c, {"user_id": query.user_id, "agent": query.agent, "tenant": query.tenant}
         groups = [table[COLUMNS[name]] for name in query.by]
         sums = [sa.func.coalesce(sa.func.sum(table[name]), 0) for name in NUMBERS]
         statement = sa.select(*groups, *sums).group_by(*groups)
@@ -641,9 +651,10 @@ class SQLStore(SecureDeleteDatabase):
                 raise await self._exceeded(counts, error) from None
             raise
 
-    async def quota_counters(self, user_id: str, agent: str) -> QuotaCounters:
+    async def quota_counters(self, user_id: str, agent: str, tenant: str = "") -> QuotaCounters:
         def read(connection: sa.Connection) -> QuotaCounters:
-            rows = list(self._sql.counters.rows(connection, {"user_id": user_id, "agent": agent}))
+            names = {"user_id": user_id, "agent": agent, "tenant": tenant}
+            rows = list(self._sql.counters.rows(connection, names))
             counters = [
                 QuotaCounter(key=CounterKey(*key), starts=starts, ends=ends, used=used)
                 for *key, starts, ends, used in rows
@@ -651,6 +662,27 @@ class SQLStore(SecureDeleteDatabase):
             return QuotaCounters(counters, _time(self._sql.now(connection, {}).scalar_one()))
 
         return await self._read(read)
+
+    async def set_tenant(self, user_id: str, tenant: str | None) -> None:
+        check_names("user_id", user_id)
+        if tenant is None:
+            await self._erase(lambda connection: self._sql.drop_tenant(connection, {"user_id": user_id}).rowcount)
+            return
+        row = {"user_id": user_id, "tenant": check_tenant(tenant)}
+        await self._write_grouped(lambda connection: self._sql.put_tenant(connection, row).rowcount)
+
+    async def tenants_of(self, user_ids: Collection[str]) -> dict[str, str]:
+        users = {"users": json.dumps(sorted(user_ids))}
+        return await self._read(lambda connection: dict(self._sql.tenants_of.rows(connection, users)))
+
+    async def tenants(self, *, after: str = "", limit: int = 100) -> list[Tenant]:
+        page = {"after": after, "limit": check_limit(limit)}
+        rows = await self._read(lambda connection: list(self._sql.tenants.rows(connection, page)))
+        return [Tenant(tenant=tenant, users=users) for tenant, users in rows]
+
+    async def users(self, tenant: str, *, after: str = "", limit: int = 100) -> list[str]:
+        page = {"tenant": tenant, "after": after, "limit": check_limit(limit)}
+        return await self._read(lambda connection: [user_id for (user_id,) in self._sql.users.rows(connection, page)])
 
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
         def delete(connection: sa.Connection) -> tuple[int]:
@@ -854,15 +886,21 @@ def _filters(
     agent: str | None,
     status: str | None = None,
     called_by: str | None = None,
+    *,
     member: str | None = None,
+    tenant: str | None = None,
 ) -> list[sa.ColumnElement[bool]]:
     check_session_filter(user_id, called_by or None)
     check_member_filter(member, user_id, called_by)
+    check_tenant_filter(tenant, member)
     values = {"user_id": user_id, "agent": agent, "status": status, "called_by": called_by}
     filters = [schema.sessions.c[name] == value for name, value in values.items() if value is not None]
     if member is not None:
         members = schema.members.c
         filters.append(schema.sessions.c.key.in_(sa.select(members.session).where(members.user_id == member)))
+    if tenant is not None:
+        users = schema.users.c
+        filters.append(schema.sessions.c.user_id.in_(sa.select(users.user_id).where(users.tenant == tenant)))
     return filters
 
 

@@ -175,9 +175,9 @@ class SQLiteTexts:
         indexed = _indexed(cursor)
         rows = list(itertools.islice(self._new(cursor, texts, indexed, before), limit))
         if len(rows) < limit:
-            query = _fts_query(_prefix(texts.user_id), texts.query)
             indexed_rows: list[tuple[Any, ...]] = []
-            for part in _parts(cursor):
+            queries = [_fts_query(prefixes, texts.query) for prefixes in _prefixes(cursor, texts, "?")]
+            for part, query in itertools.product(_parts(cursor), queries):
                 # CROSS JOIN, so that the index is read first, in its order, and only as far as needed.
                 statement = (
                     f"SELECT {_SELECTED} FROM {part} w CROSS JOIN turnwise_texts t ON t.id = w.rowid "
@@ -203,9 +203,9 @@ class SQLiteTexts:
         if not _has_texts(cursor):
             return 0
         conditions, values = _conditions(texts, "?")
-        query = _fts_query(_prefix(texts.user_id), texts.query)
+        queries = [_fts_query(prefixes, texts.query) for prefixes in _prefixes(cursor, texts, "?")]
         count = sum(1 for _ in itertools.islice(self._new(cursor, texts, _indexed(cursor), MAX_COUNT), limit))
-        for part in _parts(cursor):
+        for part, query in itertools.product(_parts(cursor), queries):
             if count >= limit:
                 break
             statement = (
@@ -242,14 +242,20 @@ class PostgresTexts:
         statement = (
             f"SELECT {_SELECTED} {_MATCHING_POSTGRES} AND t.id < %s AND {conditions} ORDER BY t.id DESC LIMIT %s"
         )
-        cursor.execute(statement, (_tsquery(_prefix(texts.user_id), texts.query), before, *values, limit))
-        return [_hit(row) for row in cursor.fetchall()]
+        rows: list[tuple[Any, ...]] = []
+        for prefixes in _prefixes(cursor, texts, "%s"):
+            cursor.execute(statement, (_tsquery(prefixes, texts.query), before, *values, limit))
+            rows += cursor.fetchall()
+        return [_hit(row) for row in heapq.nlargest(limit, rows, key=itemgetter(0))]
 
     def count(self, cursor: Any, texts: TextFilter, limit: int) -> int:
         conditions, values = _conditions(texts, "%s")
         statement = f"SELECT count(*) FROM (SELECT 1 {_MATCHING_POSTGRES} AND {conditions} LIMIT %s) AS hits"
-        cursor.execute(statement, (_tsquery(_prefix(texts.user_id), texts.query), *values, limit))
-        return int(cursor.fetchone()[0])
+        count = 0
+        for prefixes in _prefixes(cursor, texts, "%s"):
+            cursor.execute(statement, (_tsquery(prefixes, texts.query), *values, limit - count))
+            count += int(cursor.fetchone()[0])
+        return count
 
 
 _SELECTED = (
@@ -386,7 +392,6 @@ _BODIES = (
 
 def _conditions(texts: TextFilter, place: str) -> tuple[str, list[Any]]:
     conditions: dict[str, Any] = {
-        "s.user_id =": texts.user_id,
         "s.agent =": texts.agent,
         "s.session_id =": texts.session_id,
         "s.called_by =": None if texts.agents else NO_CALLER,
@@ -397,7 +402,34 @@ def _conditions(texts: TextFilter, place: str) -> tuple[str, list[Any]]:
     used = {condition: value for condition, value in conditions.items() if value is not None}
     values = [*used.values(), *([] if texts.mark is None else [texts.mark])]
     has_mark = [] if texts.mark is None else [_HAS_MARK[place]]
-    return " AND ".join([*(f"{condition} {place}" for condition in used), *has_mark]), values
+    whose, users = f"s.user_id = {place}", [texts.user_id]
+    if texts.shared:
+        whose, users = f"({whose} OR {_IS_MEMBER.format(place)})", [texts.user_id] * 2
+    return " AND ".join([whose, *(f"{condition} {place}" for condition in used), *has_mark]), [*users, *values]
+
+
+_IS_MEMBER = "EXISTS (SELECT 1 FROM turnwise_members sharer WHERE sharer.user_id = {} AND sharer.session = t.session)"
+
+_OWNERS = (
+    "SELECT DISTINCT s.user_id FROM turnwise_members sharer JOIN turnwise_sessions s ON s.key = sharer.session "
+    "WHERE sharer.user_id = {}"
+)
+
+_USERS_AT_ONCE = 64
+"""The words of how many users are looked for by one query of the index."""
+
+
+def _prefixes(cursor: Any, texts: TextFilter, place: str) -> list[list[str]]:
+    """Return the prefixes of all users whose sessions are searched, each once, in parts for one query each.
+
+    They only narrow what the index reads: each row that is found is of a session that matches `_conditions`.
+    """
+    users = [texts.user_id]
+    if texts.shared:
+        cursor.execute(_OWNERS.format(place), (texts.user_id,))
+        users += [user_id for (user_id,) in cursor.fetchall()]
+    prefixes = list(dict.fromkeys(map(_prefix, users)))
+    return [prefixes[start : start + _USERS_AT_ONCE] for start in range(0, len(prefixes), _USERS_AT_ONCE)]
 
 
 _HAS_MARK = {
@@ -414,16 +446,24 @@ _HAS_MARK = {
 character NUL."""
 
 
-def _fts_query(prefix: str, query: Query) -> str:
+def _fts_query(prefixes: Sequence[str], query: Query) -> str:
     """Return a query for FTS5. Words have no quotes, so each term is a string of it."""
-    terms = (
-        f'"{" ".join(f"{prefix}{word}" for word in term.words)}"{"*" if term.is_prefix else ""}' for term in query.terms
-    )
-    return " AND ".join(terms)
+
+    def terms(prefix: str) -> str:
+        return " AND ".join(
+            f'"{" ".join(f"{prefix}{word}" for word in term.words)}"{"*" if term.is_prefix else ""}'
+            for term in query.terms
+        )
+
+    return " OR ".join(f"({terms(prefix)})" for prefix in prefixes)
 
 
-def _tsquery(prefix: str, query: Query) -> str:
+def _tsquery(prefixes: Sequence[str], query: Query) -> str:
     """Return a query for PostgreSQL. Words have no quotes, so each is a lexeme in quotes."""
+    return " | ".join(f"({_terms_of(prefix, query)})" for prefix in prefixes)
+
+
+def _terms_of(prefix: str, query: Query) -> str:
 
     def lexeme(word: str, *, is_prefix: bool) -> str:
         return f"'{prefix}{word}'{':*' if is_prefix else ''}"

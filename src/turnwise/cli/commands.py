@@ -7,15 +7,19 @@ from typing import Annotated
 
 import typer
 
-from turnwise.cli.archive import export, import_, sweep
+from turnwise.cli.accounting.quotas import quotas
+from turnwise.cli.accounting.tenants import tenants
+from turnwise.cli.accounting.usage import usage
 from turnwise.cli.chat.command import ChatCommand, chat
 from turnwise.cli.common import Command, Commands
 from turnwise.cli.console import console
-from turnwise.cli.doctor import doctor
+from turnwise.cli.doctor.command import doctor
+from turnwise.cli.exporting.archive import export, import_, sweep
+from turnwise.cli.exporting.dataset import dataset
+from turnwise.cli.files import files
 from turnwise.cli.listing import ls, runs, schedules
 from turnwise.cli.mcp import mcp
 from turnwise.cli.memory import memory
-from turnwise.cli.quotas import quotas
 from turnwise.cli.replay.command import replay
 from turnwise.cli.search import marks, search
 from turnwise.cli.serve import serve
@@ -23,7 +27,6 @@ from turnwise.cli.session_control import approve, cancel, end, fork, reject, rm,
 from turnwise.cli.show import show
 from turnwise.cli.tail import tail
 from turnwise.cli.top import top
-from turnwise.cli.usage import usage
 from turnwise.cli.webhooks import webhooks
 
 app = typer.Typer(
@@ -36,12 +39,14 @@ app = typer.Typer(
 
 app.command(cls=ChatCommand)(chat)
 changes = (say, schedule, unschedule, cancel, approve, reject, share, end, rm, fork)
-for command in (ls, show, search, marks, runs, schedules, usage, replay, *changes, export):
+for command in (ls, show, search, marks, runs, schedules, usage, replay, *changes, export, dataset):
     app.command(cls=Command)(command)
 app.command("import", cls=Command)(import_)
 app.command(cls=Command)(sweep)
+app.add_typer(files, name="files")
 app.add_typer(webhooks, name="webhooks")
 app.add_typer(quotas, name="quotas")
+app.add_typer(tenants, name="tenants")
 app.add_typer(memory, name="memory")
 app.command(cls=Command)(tail)
 app.command(cls=Command)(top)

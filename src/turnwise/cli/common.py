@@ -109,10 +109,14 @@ User = Annotated[
     typer.Option("--user", help="The session's user; 'default' if omitted."),
 ]
 OfUser = Annotated[str | None, typer.Option("--user", help="Only of this user.")]
+OfTenant = Annotated[str | None, typer.Option("--tenant", help="Only of users of this tenant.")]
 OfAgent = Annotated[str | None, typer.Option("--agent", help="Only of this agent.")]
 SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="The session.", autocompletion=complete_session)]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=MAX_COUNT, help="How many at most.")]
 Cursor = Annotated[str | None, typer.Option(help="Go on where the last answer ended: its cursor.")]
+Files = Annotated[
+    str | None, typer.Option("--files", help="Where the bytes of files are, if not in the folder beside a SQLite file.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Namespace = Annotated[
     str | None, typer.Option("--namespace", help="The Ray namespace of the sessions' processes; found if left out.")
@@ -217,6 +221,7 @@ async def reading(
     namespace: str = NAMESPACE,
     live: bool = False,
     placement: Placement | None = None,
+    files: str | None = None,
 ) -> AsyncIterator[AsyncSessionManager]:
     """Open a store to read it, in this process: no Ray is started, no file is created, no session is taken over.
 
@@ -227,6 +232,7 @@ async def reading(
             write.
         placement: `Dedicated()` lets the sessions that are live on the Ray of this process answer for themselves. If
             omitted, nothing of Ray is imported.
+        files: where the bytes of files are; if omitted, where the store has them by itself.
 
     Raises:
         TurnwiseError: the store cannot be read, is encrypted, its file does not exist, or changed meanwhile.
@@ -242,7 +248,7 @@ async def reading(
         else:
             store = stack.enter_context(still(store))
             history = history and stack.enter_context(still(history))
-        settings: dict[str, Any] = {"history_store": history, "namespace": namespace, "read_only": True}
+        settings: dict[str, Any] = {"history_store": history, "namespace": namespace, "read_only": True, "files": files}
         opened = AsyncSessionManager(
             store, engine=EchoEngine(), overflow=None, placement=placement or InProcess(), **settings
         )

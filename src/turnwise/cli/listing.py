@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -14,6 +15,7 @@ from turnwise.cli.common import (
     History,
     Limit,
     OfAgent,
+    OfTenant,
     OfUser,
     Store,
     complete_session,
@@ -28,7 +30,7 @@ from turnwise.errors import SessionNotFoundError
 if TYPE_CHECKING:
     from turnwise.actors.client.manager import AsyncSessionManager
     from turnwise.actors.hosting.wire import SessionInfo
-    from turnwise.memory.conversation.runs import RunRecord, RunState
+    from turnwise.memory.conversation.runs import RunRecord
     from turnwise.memory.conversation.sessions import SessionRecord
     from turnwise.memory.deliveries.records import Delivery
     from turnwise.memory.stores.base import Page
@@ -57,6 +59,7 @@ def ls(
     *,
     user: OfUser = None,
     agent: OfAgent = None,
+    tenant: OfTenant = None,
     status: Annotated[Literal["active", "ended"] | None, typer.Option(help="Only with this status.")] = None,
     title: Annotated[str | None, typer.Option(help="Only with this part of a title.")] = None,
     agents: Annotated[bool, typer.Option("--agents", help="Also those of agents that other sessions called.")] = False,
@@ -67,7 +70,7 @@ def ls(
 ) -> None:
     """List sessions, the ones used last first."""
     query = {"user_id": user, "agent": agent, "status": status, "title": title, "limit": limit, "cursor": cursor}
-    query["agents"] = agents
+    query |= {"agents": agents, "tenant": tenant}
     run(_ls(store, history, query, as_json))
 
 
@@ -134,6 +137,7 @@ def runs(
         typer.Option(help="Only in this state."),
     ] = None,
     parent: Annotated[str | None, typer.Option(help="Only those that were started on behalf of this run.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Only those of the engine of this name.")] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
     history: History = None,
@@ -141,6 +145,7 @@ def runs(
 ) -> None:
     """List runs, the newest first."""
     query = {"user_id": user, "agent": agent, "state": state, "parent": parent, "limit": limit, "cursor": cursor}
+    query["engine"] = engine
     run(_runs(store, history, session, query, as_json))
 
 
@@ -170,13 +175,13 @@ async def _runs_of(manager: AsyncSessionManager, session_id: str, query: dict[st
     while end > 0 and len(runs) < query["limit"]:
         start = max(0, end - _PAGE)
         page = await read_runs(session.runs, start, end)
-        runs += reversed([run for run in page if _matches(run, query["state"], query["parent"])])
+        runs += reversed([run for run in page if _matches(run, query)])
         end = start
     return Page(tuple(runs[: query["limit"]]), None)
 
 
-def _matches(record: RunRecord, state: RunState | None, parent: str | None) -> bool:
-    return state in (None, record.state) and parent in (None, record.parent)
+def _matches(record: RunRecord, query: Mapping[str, Any]) -> bool:
+    return all(query[name] in (None, getattr(record, name)) for name in ("state", "parent", "engine"))
 
 
 def _run_row(record: RunRecord, now: float) -> list[Cell]:

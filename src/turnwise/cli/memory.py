@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, fields, is_dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -104,17 +105,36 @@ def search(
     user: OfOneUser,
     agent: Agent = None,
     limit: Limit = 10,
+    as_of: Annotated[
+        str | None, typer.Option(help="What was valid then: 2026-11-29T22:00, in local time, or with a zone as +00:00.")
+    ] = None,
     space: OfSpace = None,
     as_json: AsJson = False,
 ) -> None:
     """Find a user's items by the words of a text, as a recall does, but without vectors. Counts as no use of them."""
-    run(_search(store, query, user, agent, limit, space=space, as_json=as_json))
+    time_s = None if as_of is None else _time_of(as_of)
+    run(_search(store, query, user, agent, limit, as_of=time_s, space=space, as_json=as_json))
+
+
+def _time_of(text: str) -> float:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(f"{text!r} is no time such as 2026-11-29T22:00", param_hint="--as-of") from None
 
 
 async def _search(
-    store: str, query: str, user: str, agent: str | None, limit: int, *, space: str | None, as_json: bool
+    store: str,
+    query: str,
+    user: str,
+    agent: str | None,
+    limit: int,
+    *,
+    as_of: float | None,
+    space: str | None,
+    as_json: bool,
 ) -> None:
-    from turnwise.memory.longterm.base import Scope
+    from turnwise.memory.longterm.base import Scope, trouble_of
     from turnwise.memory.longterm.items.sql import SQLItems
     from turnwise.memory.longterm.lexical import LexicalMemory
     from turnwise.memory.longterm.vector import SPACE, VectorMemory
@@ -122,10 +142,14 @@ async def _search(
     scope, space = Scope(user_id=user, agent=agent), _space_of(store, space)
     async with _reading(store, space) as opened:
         if space == SPACE and isinstance(opened, SQLItems):
-            items = await VectorMemory(opened, embedding=None).recall(scope, query, limit=limit)
+            items = await VectorMemory(opened, embedding=None).recall(scope, query, limit=limit, as_of=as_of)
+        elif as_of is not None:
+            items = await LexicalMemory(opened).recall(scope, query, limit=limit, as_of=as_of)
         else:
             memory = LexicalMemory(opened)
             items = await memory.ranked(scope, query, await memory.items(scope), limit=limit)
+    if trouble := trouble_of(items):
+        note(trouble)
     _print_items([(user, item) for item in items], None, as_json=as_json)
 
 

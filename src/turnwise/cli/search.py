@@ -26,6 +26,7 @@ def search(
     agent: OfAgent = None,
     mark: Annotated[str | None, typer.Option(help="Only messages that have a mark of this name.")] = None,
     role: Annotated[Literal["user", "assistant"] | None, typer.Option(help="Only prompts, or only answers.")] = None,
+    own: Annotated[bool, typer.Option("--own", help="Not in sessions that others share with the user.")] = False,
     order: Annotated[Literal["newest", "rank"], typer.Option(help="The newest or the best match first.")] = "newest",
     limit: Limit = 20,
     cursor: Cursor = None,
@@ -33,7 +34,7 @@ def search(
 ) -> None:
     """Search what was said in a user's sessions. The store must be SQLite or PostgreSQL, without encryption."""
     query: dict[str, Any] = {"session_id": session, "agent": agent, "role": role, "mark": mark}
-    query |= {"order": order, "limit": limit, "cursor": cursor}
+    query |= {"order": order, "limit": limit, "cursor": cursor, "shared": not own}
     run(_search(store, user, text, query, as_json))
 
 
@@ -45,7 +46,7 @@ async def _search(store: str, user: str, text: str, query: dict[str, Any], as_js
 
         print_json(SearchPage.of(page).model_dump(mode="json"))
         return
-    names = ("session", "turn", "role", "said", "text")
+    names = ("session", "user", "turn", "role", "said", "text")
     columns = [Column(name, right=name == "turn", cut=name == "text") for name in names]
     now = time.time()
     print_table(columns, [_row(hit, now) for hit in page])
@@ -54,7 +55,7 @@ async def _search(store: str, user: str, text: str, query: dict[str, Any], as_js
 
 
 def _row(hit: SearchHit, now: float) -> list[Cell]:
-    return [hit.session_id, str(hit.turn_index), hit.role, ago(hit.at, now), " ".join(hit.snippet.split())]
+    return [hit.session_id, hit.user_id, str(hit.turn_index), hit.role, ago(hit.at, now), " ".join(hit.snippet.split())]
 
 
 def marks(

@@ -445,8 +445,11 @@ async def _acting(
 
 
 @asynccontextmanager
-async def changing(store: str, namespace: str | None) -> AsyncIterator[AsyncSessionManager]:
-    """Yield a manager that can change what belongs to no session, such as webhooks. It starts no process.
+async def changing(store: str, namespace: str | None, files: str | None = None) -> AsyncIterator[AsyncSessionManager]:
+    """Yield a manager that can change what belongs to no session's process, such as webhooks. It starts no process.
+
+    Args:
+        files: where the bytes of files are; if omitted, where the store has them by itself.
 
     Raises:
         TurnwiseError: the store cannot be changed from here; the message says why.
@@ -458,7 +461,7 @@ async def changing(store: str, namespace: str | None) -> AsyncIterator[AsyncSess
         pass  # it is there, and not encrypted
     if isinstance(placement, Dedicated):
         place = await _in_ray(place)
-    async with _opened(place, placement) as manager:
+    async with _opened(place, placement, files) as manager:
         yield manager
 
 
@@ -472,7 +475,7 @@ def _placement(store: str) -> Placement:
 
 
 @asynccontextmanager
-async def _opened(place: _Place, placement: Placement) -> AsyncIterator[AsyncSessionManager]:
+async def _opened(place: _Place, placement: Placement, files: str | None = None) -> AsyncIterator[AsyncSessionManager]:
     """Yield a manager without an engine, unless somebody else has the store open."""
     from turnwise.actors.client.manager import AsyncSessionManager
     from turnwise.actors.client.without_engine import NoEngine
@@ -480,7 +483,7 @@ async def _opened(place: _Place, placement: Placement) -> AsyncIterator[AsyncSes
     await _check_rivals(place.store, placement)
     settings: dict[str, Any] = {"placement": placement, "history_store": place.history}
     settings["namespace"] = place.namespace or NAMESPACE
-    async with AsyncSessionManager(place.store, engine=NoEngine(), overflow=None, **settings) as manager:
+    async with AsyncSessionManager(place.store, engine=NoEngine(), overflow=None, files=files, **settings) as manager:
         yield manager
 
 

@@ -18,6 +18,7 @@ from turnwise.console.access.sockets import PageSocket
 from turnwise.console.access.viewer import SCOPE_KEY, Viewer
 from turnwise.console.elements.style import STYLE
 from turnwise.console.pages.conversation import conversation_page
+from turnwise.console.pages.files import CONTENT, UPLOAD, download, upload
 from turnwise.console.pages.hosts import hosts_page
 from turnwise.console.pages.memories import memories_page
 from turnwise.console.pages.schedules import schedules_page
@@ -102,6 +103,8 @@ def _shell() -> FastAPI:
         for handler in list(log.handlers):  # by which packages write to stderr whatever the program has configured
             log.removeHandler(handler)
     shell = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    shell.get(f"/{CONTENT}")(download)
+    shell.post(f"/{UPLOAD}")(upload)
     _add_pages()
     ui.run_with(
         shell,

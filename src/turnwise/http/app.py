@@ -37,6 +37,7 @@ from turnwise.http.native import (
     runs,
     schedules,
     sessions,
+    tenants,
     usage,
     webhooks,
 )
@@ -111,6 +112,7 @@ def create_app(
     app.include_router(schedules.router)
     app.include_router(usage.router)
     app.include_router(quotas.router)
+    app.include_router(tenants.router)
     app.include_router(webhooks.router)
     app.include_router(marks.router)
     app.include_router(native_files.router)

@@ -14,14 +14,19 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import PlainValidator
 from starlette.requests import HTTPConnection
 
 from turnwise.errors import ConfigError, shown
+from turnwise.memory.quotas.tenants import check_tenant
 from turnwise.memory.values.checked_settings import checked_settings
 from turnwise.memory.values.ids import check_id
+
+
+def _tenant(value: object) -> str | None:
+    return None if value is None else check_tenant(value)
 
 
 @dataclass(frozen=True)
@@ -30,14 +35,17 @@ class Identity:
     """Who makes a request.
 
     Raises:
-        InvalidIdError: the user's id cannot be one.
+        InvalidIdError: the user's id or the tenant cannot be one.
     """
 
     user_id: Annotated[str, PlainValidator(partial(check_id, "user id"))]
     """Of a request without a user, `Auth` returns None, and no identity."""
     is_operator: bool = False
-    """An operator's console shows all users' sessions. In the API, an operator has the webhooks of all users, and
-    nothing else that other users have not."""
+    """An operator's console shows all users' sessions. In the API, an operator has the webhooks, quotas, spending and
+    tenants of all users, and nothing else that other users have not."""
+    tenant: Annotated[str | None, PlainValidator(_tenant)] = None
+    """If given, the service gives the user this tenant: see `AsyncSessionManager.set_tenant`. It does so at the user's
+    first request in each of its processes, and whenever another tenant is named."""
 
 
 Auth = Callable[[HTTPConnection], "Identity | str | Awaitable[Identity | str | None] | None"]
@@ -91,7 +99,9 @@ class BearerTokens:
 
     @classmethod
     def from_file(cls, path: str | Path) -> BearerTokens:
-        """Read a JSON object of tokens; a value is a user's id, or `{"user": "ann", "operator": true}`.
+        """Read a JSON object of tokens; a value is a user's id, or `{"user": "ann", "tenant": "acme"}`.
+
+        An operator's has `"operator": true`.
 
         Raises:
             ConfigError: the file cannot be read, or holds something else.
@@ -127,8 +137,9 @@ class BearerTokens:
             match user:
                 case str():
                     users[token] = user
-                case {"user": str(name), **rest} if set(rest) <= {"operator"} and rest.get("operator", False) in (0, 1):
-                    users[token] = Identity(name, is_operator=bool(rest.get("operator", False)))
+                case {"user": str(name), **options} if _are_options(options):
+                    tenant: Any = options.get("tenant")
+                    users[token] = Identity(name, bool(options.get("operator", False)), tenant)
                 case _:
                     raise ConfigError("tokens", shown(source), form)
         return cls(users)
@@ -147,6 +158,12 @@ class BearerTokens:
 
 
 _SHORTEST = 16
+
+
+def _are_options(entry: Mapping[Any, object]) -> bool:
+    """Return whether an entry has, besides the user, what `BearerTokens.from_file` takes."""
+    tenant, operator = entry.get("tenant"), entry.get("operator", False)
+    return set(entry) <= {"operator", "tenant"} and (tenant is None or isinstance(tenant, str)) and operator in (0, 1)
 
 
 def _digest(token: str) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.errors import InvalidInputError, OperatorsOnlyError, shown
 from turnwise.http.auth import Auth, Identity, identity_of
-from turnwise.http.native.handles import Handles, Result
+from turnwise.http.native.handles import Handles, Result, whose
 from turnwise.http.problems import TooManyStreams, Unauthorized
 from turnwise.http.settings import HttpSettings, OnDisconnect
 from turnwise.memory.conversation.sessions import DEFAULT_USER
@@ -29,6 +29,9 @@ ON_DISCONNECT = "X-On-Disconnect"
 
 MAX_WEBHOOKS_PER_USER = "max_webhooks_per_user"
 """The setting that lets users have webhooks."""
+
+MOST_NAMED = 10_000
+"""Of how many users a process remembers that they have the tenant which their identity names."""
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +49,7 @@ class Service:
         self.stopping = asyncio.Event()
         """Set when the server stops: streams then end early, and clients resume them by `Last-Event-ID`."""
         self.handles = Handles(manager)
+        self._tenants = _NamedTenants(manager)
         self._streams: Counter[str | None] = Counter()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -54,12 +58,15 @@ class Service:
 
         Raises:
             Unauthorized: the request has no valid credentials.
+            StoreError: the identity names a tenant, which cannot be stored.
         """
         if self.auth is None:
             return None
         identity = await identity_of(self.auth, connection)
         if identity is None:
             raise Unauthorized
+        if identity.tenant is not None:
+            await self._tenants.set(identity.user_id, identity.tenant)
         return identity
 
     def webhook_user(self, identity: Identity | None) -> str | None:
@@ -120,6 +127,29 @@ class Service:
             await asyncio.wait(self._tasks)
 
 
+class _NamedTenants:
+    """Gives users the tenants that their identities name, each once in this process.
+
+    Two requests of a user may set one tenant at once, which does no harm.
+    """
+
+    def __init__(self, manager: AsyncSessionManager) -> None:
+        self._manager = manager
+        self._named: OrderedDict[str, str] = OrderedDict()
+        """By user, the one of the newest request at the end."""
+
+    async def set(self, user_id: str, tenant: str) -> None:
+        """Give a user a tenant, unless this was done before."""
+        if self._named.get(user_id) == tenant or self._manager.is_read_only:
+            return
+        if await self._manager.tenant(user_id) != tenant:
+            await self._manager.set_tenant(user_id, tenant)
+        self._named[user_id] = tenant
+        self._named.move_to_end(user_id)
+        if len(self._named) > MOST_NAMED:
+            self._named.popitem(last=False)
+
+
 @dataclass(frozen=True)
 class Caller:
     """Who makes a request, and on which service."""
@@ -139,6 +169,11 @@ class Caller:
     def user_id(self) -> str:
         """The user; "default" without authentication."""
         return self.identity.user_id if self.identity else DEFAULT_USER
+
+    @property
+    def whose(self) -> dict[str, str | None]:
+        """The arguments by which the manager finds what it is about: `user_id`, and `as_user` for what is shared."""
+        return whose(self.user_id, self.owner)
 
     def in_place_of(self, user_id: str | None) -> Caller:
         """Return who decides about a run that may be another user's: an operator acts in the place of that user.
@@ -199,6 +234,12 @@ async def _caller(request: Request) -> Caller:
     if choice not in get_args(OnDisconnect):
         raise InvalidInputError(ON_DISCONNECT, shown(choice), "it must be 'keep' or 'cancel'")
     return Caller(service, await service.identify(request), cast(OnDisconnect, choice))
+
+
+def check_operator(caller: Caller, deed: str, remedy: str = "ask an operator") -> None:
+    """Raise OperatorsOnlyError unless the caller is an operator, or the service has no authentication."""
+    if caller.identity is not None and not caller.identity.is_operator:
+        raise OperatorsOnlyError(caller.user_id, deed, remedy)
 
 
 def check_may_approve(identity: Identity | None, call_id: str) -> None:

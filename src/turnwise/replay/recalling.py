@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,8 @@ from turnwise.replay.recorded import RecordedTurn
 class Recalling:
     """Searches memories for the prompt of a turn, as its run would have, and saves nothing in them.
 
-    Memories answer as they are now: they may have what was said after the turn.
+    Memories answer as of the moment when the turn was asked, so that what was said later does not help. What was
+    changed or deleted since is not recalled.
     """
 
     memories: Sequence[LongTermMemory]
@@ -43,6 +45,7 @@ class Recalling:
             name = str(getattr(memory, "name", f"{type(memory).__name__} {number}"))
             options: dict[str, Any] = {"limit": self.config.max_results}
             options["types"] = None if is_read_only(memory) else self.config.types
+            options["as_of"] = math.nextafter(recorded.turn.created_at, 0.0)  # its own text has its time
             try:
                 if isinstance(memory, Reminding):
                     reminder: Reminder = await memory.remind(scope, query, **options)

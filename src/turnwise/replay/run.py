@@ -135,7 +135,7 @@ def replay(manager: SessionManager | AsyncSessionManager, *, engine: Engines, **
         select: which turns; all that have completed or failed, if omitted.
         overflow: makes the windows anew, from the beginning of each conversation, as if sessions had had this strategy.
             By default each turn has the window that was recorded.
-        memory: memories that are searched anew, as they are now, instead of the text that was recorded.
+        memory: memories that are searched anew, as of each turn, instead of the text that was recorded.
         forward: the first selected turn of each conversation, and all turns after it, continue the answers of the
             replay instead of the recorded ones; the prompts are the recorded ones.
         tools: how calls of tools are answered: see `RecordedTools`.

@@ -386,10 +386,24 @@ class _Recall(_Operation):
             self.measure("turnwise.recall.duration", self.seconds())
 
 
+class _Beside(_Operation):
+    """The answer of a candidate beside a run: see `Shadow`."""
+
+    def __init__(self, whole: _Operation, facts: Mapping[str, Any]) -> None:
+        span = whole.begin(SpanKind.INTERNAL, f"shadow {facts['engine']}", {"turnwise.shadow.engine": facts["engine"]})
+        super().__init__(whole.observer, span, whole.agent, whole.ids)
+
+    @_harmless(None)
+    def end(self, error: BaseException | None = None) -> None:
+        if not self.has_ended:
+            self.finish(_type_of(error))
+
+
 _PARTS: Mapping[Part, Callable[[_Operation, Mapping[str, Any]], Operation]] = {
     "chat": _Chat,
     "tool": _ToolCall,
     "recall": _Recall,
+    "shadow": _Beside,
 }
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from frameworks import city_mcp
+from patience import until
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.inference.openai.engine import OpenAIEngine
@@ -35,13 +35,6 @@ SCRIPTS = {
 def reply(messages: list[Message]) -> Message:
     prompt = [message["content"] for message in messages if message["role"] == "user"][-1]
     return SCRIPTS[prompt](messages)
-
-
-def until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def is_alive(pid: int) -> bool:

@@ -24,6 +24,7 @@ from mcp import StdioServerParameters
 from ray import cloudpickle
 
 from frameworks import city_mcp, rough_mcp
+from patience import until
 from tools.tool_calls import answer, call, context, error, use
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import Tool
@@ -63,13 +64,6 @@ def rough_notes(tmp_path: Path) -> Callable[[], list[str]]:
 
 def named(name: str, tools: list[Tool]) -> Tool:
     return next(tool for tool in tools if tool.name == name)
-
-
-def until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def started_by(lines: list[str]) -> list[int]:

@@ -14,6 +14,7 @@ from test_sessions_on_ray import audit, kill
 
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.openai.engine import OpenAIEngine
@@ -22,8 +23,6 @@ from turnwise.errors import ConfigError, InvalidInputError
 from turnwise.memory.conversation.blocks import ToolResult, ToolUse
 from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.testing import LocalProvider, tool_script
-
-pytestmark = pytest.mark.ray
 
 WEATHER = external_tool(
     "weather",
@@ -75,14 +74,14 @@ def test_a_killed_run_that_waits_for_external_tools_goes_on(
         assert b"Be brief." not in b"".join(file.read_bytes() for file in tmp_path.glob("chats.db*"))
 
 
-async def test_run_once_takes_them_too_and_another_engine_refuses_them(ray_session: Any, tmp_path: Path) -> None:
+async def test_run_once_takes_them_too_and_another_engine_refuses_them(tmp_path: Path) -> None:
     with LocalProvider(reply=tool_script([CITIES[:1], "done"])) as provider:
         engines: dict[str, EngineBuilder] = {
             "local": OpenAIEngine("local", base_url=provider.base_url),
             "echo": EchoEngine(),
         }
         url = f"sqlite:///{tmp_path}/chats.db"
-        async with AsyncSessionManager(url, namespace="run-tools", engine=engines) as manager:
+        async with AsyncSessionManager(url, placement=InProcess(), engine=engines) as manager:
             run = await manager.run_once("Is it warm?", instructions="Be brief.", tools=[WEATHER])
             while not (calls := await run.pending()):
                 await asyncio.sleep(0.02)

@@ -19,7 +19,7 @@ from turnwise.errors import ConfigError, InvalidMemoryError, LongTermMemoryError
 from turnwise.memory.conversation.blocks import AnyBlock, System, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm import conformance as contract
-from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, Source
+from turnwise.memory.longterm.base import DegradedRecall, LongTermMemory, MemoryItem, Scope, Source, trouble_of
 from turnwise.memory.longterm.extraction.grounding import quoted_in
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory, is_record
 from turnwise.memory.longterm.items.base import ItemFilter, ItemStore
@@ -82,9 +82,11 @@ class OneFactPerItem(ExtractiveMemory):
     async def recall(self, scope: Scope, query: str, **options: Any) -> list[MemoryItem]:
         names = {fact_of(item.id): item.id for item in self.items_by_text.values()}
         recalled = await super().recall(scope, query, **options)
-        return [
+        as_given = [
             replace(item, id=names.get(item.id, item.id), text=quoted_in(item.text) or item.text) for item in recalled
         ]
+        trouble = trouble_of(recalled)
+        return DegradedRecall(as_given, trouble) if trouble else as_given
 
     async def update(self, scope: Scope, id: str, text: str | None = None, **changes: Any) -> bool:
         is_note = (scope.user_id, id) in self.notes

@@ -11,6 +11,7 @@ import pytest
 
 from engines import ScriptedEngine
 from memories.session_memories import Book, MemoryStage
+from scale import of_cases
 from schedules import SESSION
 from turnwise import InProcess, LexicalMemory, SessionManager
 from turnwise.actors.inference.function_engine import FunctionEngine
@@ -277,7 +278,7 @@ def test_no_fault_at_any_point_leaves_a_session_half_cleared() -> None:
         outcome = await world.ask("reads.wait", "three")
         assert outcome.turn and outcome.turn.parent == "session#1"
 
-    assert exhaust(life)["kill"] > 20
+    assert exhaust(life, **of_cases())["kill"] > 20
 
 
 def test_all_sessions_of_a_user_are_cleared_but_those_that_have_a_run(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from engines import ScriptedEngine
 from memories.session_memories import Book, MemoryStage
+from scale import of_cases
 from schedules import SESSION
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.config import SessionConfig
@@ -319,7 +320,7 @@ def test_no_fault_at_any_point_leaves_a_part_of_an_import_or_two() -> None:
         outcome = await world.ask("reads.wait", "three")
         assert outcome.turn and outcome.turn.parent == "session#1"
 
-    assert exhaust(life)["kill"] > 10
+    assert exhaust(life, **of_cases())["kill"] > 10
 
 
 @pytest.mark.usefixtures("quiet")
@@ -332,7 +333,7 @@ def test_no_fault_at_any_point_keeps_what_was_cleared_from_being_imported_again(
         assert await world.ask("importing.import_turns", GIVEN) == 3
         assert [turn.index for turn in await world.store.inner.turns(SessionKey("session"))] == [2, 3]
 
-    assert exhaust(life)["kill"] > 10
+    assert exhaust(life, **of_cases())["kill"] > 10
 
 
 async def test_a_conversation_that_continues_the_sessions_adds_only_what_is_new() -> None:

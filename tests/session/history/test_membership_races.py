@@ -16,6 +16,9 @@ from turnwise.actors.session.acting import Acting, acting_as
 from turnwise.errors import NotAllowedError, SessionBusyError, SessionNotFoundError
 from turnwise.memory.conversation.events import MemberChanged, PromptAppended
 from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.stores.search.finding import find_messages
+from turnwise.memory.stores.search.query import parse_query
+from turnwise.memory.stores.search.records import TextFilter
 
 REFUSED = (SessionNotFoundError, NotAllowedError, SessionBusyError)
 
@@ -116,3 +119,62 @@ def test_what_a_member_leaves_behind_goes_on_for_nobody() -> None:
         await check_session(world.store.inner, SESSION)
 
     assert spread(share(500, 40), schedule)
+
+
+def test_a_member_finds_what_is_shared_and_nothing_from_the_removal_on() -> None:
+    """A search that begins after a removal has returned finds nothing, nor one whose texts are read after that."""
+
+    async def schedule(seed: int) -> None:
+        world = World(seed)
+        await world.create()
+        core, texts = world.core, TextFilter(query=parse_query("plan"), user_id="tom", shared=True)
+        await core.admission.append(["the plan"], "first")
+        changes = [False]
+        """Whether Tom is a member: an odd number of entries while nothing changes, and the last one says it."""
+
+        async def share_and_unshare() -> None:
+            for role in ("member", None, "reader", None, "owner", None):
+                await world.pause()
+                changes.append(True)
+                await core.membership.set_member("tom", role)
+                changes.append(role is not None)
+
+        def is_settled() -> bool:
+            return len(changes) % 2 == 1
+
+        async def search() -> None:
+            for _ in range(12):
+                await world.pause()
+                before, was_settled, was_member = len(changes), is_settled(), changes[-1]
+                hits = await find_messages(world.store, texts)
+                if len(changes) == before and was_settled:
+                    assert bool(hits) == was_member, f"found {len(hits)} as {was_member}"
+                if hits:
+                    assert {hit.user_id for hit in hits} == {"default"}
+
+        await asyncio.gather(share_and_unshare(), search(), search())
+        assert not await find_messages(world.store, texts)
+
+    assert spread(share(1000, 40), schedule)
+
+
+async def test_a_member_who_is_removed_while_texts_are_read_finds_nothing() -> None:
+    world = World(1)
+    await world.create()
+    await world.core.admission.append(["the plan"], "first")
+    await world.core.membership.set_member("tom", "member")
+    texts = TextFilter(query=parse_query("plan"), user_id="tom", shared=True)
+    read = world.store.inner.blocks
+
+    async def blocks_after_the_removal(spans: Any) -> list[str]:
+        bodies: list[str] = await read(spans)
+        await world.core.membership.set_member("tom", None)
+        return bodies
+
+    assert len(await find_messages(world.store, texts)) == 1
+    assert len(await find_messages(world.store, texts, order="rank")) == 1
+    for order in ("newest", "rank"):
+        await world.core.membership.set_member("tom", "member")
+        world.store.inner.blocks = blocks_after_the_removal
+        assert not await find_messages(world.store, texts, order=order)
+        world.store.inner.blocks = read

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
 from memories.session_memories import Book, MemoryStage
+from scale import of_cases
 from schedules import SESSION, inline
+from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
@@ -89,6 +95,47 @@ async def test_nothing_goes_below_the_limit_or_without_one() -> None:
 
 
 @pytest.mark.virtual_time
+async def test_what_goes_is_cleared_once() -> None:
+    core, cleared = await core_of(), list[int]()
+    commit = core.state.journal.store.commit
+
+    async def noting(key: Any, epoch: int, new: Any) -> None:
+        cleared.extend(position for position, _ in new.cleared_blocks)
+        await commit(key, epoch, new)
+
+    store: Any = core.state.journal.store
+    store.commit = noting
+    for number in range(12):
+        await run(core, f"{number}")
+    assert cleared == list(range(18)), "each block of the nine turns that went"
+
+
+async def test_texts_that_go_make_room_in_the_file(tmp_path: Path) -> None:
+    """Of a turn that went stay its run's record, an event, and an empty place for each block: about 0.5 kB."""
+    prompt, sizes = "word " * 2_000, {}
+    for limit in (None, 10):
+        url, config = f"sqlite:///{tmp_path}/{limit}.db", SessionConfig(storage_limit=limit)
+        async with AsyncSessionManager(url, engine=EchoEngine(), placement=InProcess(), config=config) as manager:
+            session = await manager.open("chat")
+            for number in range(100):
+                await (await session.run(f"{number} {prompt}")).wait()
+            while limit and len(await session.turns()) > limit // 2:
+                await asyncio.sleep(0.01)
+        with closing(sqlite3.connect(f"{tmp_path}/{limit}.db")) as file:
+            counts = {
+                table: file.execute(f"SELECT count(*) FROM turnwise_{table}").fetchone()[0]
+                for table in ("turns", "texts", "runs", "blocks", "events")
+            }
+            (sizes[limit],) = file.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size")
+        if limit:
+            assert (counts["turns"], counts["texts"]) == (5, 10), "what is searched goes with its turn"
+            assert (counts["runs"], counts["blocks"]) == (100, 200)
+            assert counts["events"] <= 2 * 5 + 95
+    kept, bound = sizes[None][0], sizes[10][0]
+    assert kept > 100 * 2 * len(prompt) and bound < kept / 5, sizes
+
+
+@pytest.mark.virtual_time
 async def test_an_import_is_bounded_too_and_another_process_goes_on() -> None:
     core = await core_of()
     messages = [{"role": role, "content": f"{n}"} for n in range(20) for role in ("user", "assistant")]
@@ -159,4 +206,4 @@ def test_no_fault_at_any_point_leaves_more_than_the_limit_or_a_turn_too_few() ->
         assert sum(size(turn.prompt) + size(turn.output) for turn in turns) <= 4
         assert turns[-1].run_id == "four" and len(turns) == 2
 
-    assert exhaust(life)["kill"] > 20
+    assert exhaust(life, **of_cases())["kill"] > 20

@@ -9,6 +9,7 @@ import pytest
 
 from engines import ScriptedEngine
 from memories.session_memories import MemoryStage
+from scale import of_cases
 from schedules import SESSION, inline
 from stored.audit import check_session
 from tools.agent_world import check_request
@@ -362,4 +363,4 @@ def test_no_fault_at_any_point_leaves_a_removal_half_done() -> None:
         assert outcome.turn and said(outcome.turn.blocks) == ["two", "three"]
         (await world.audit()).check()
 
-    assert exhaust(life)["kill"] > 20
+    assert exhaust(life, **of_cases())["kill"] > 20

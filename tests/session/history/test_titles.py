@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from scale import of_cases
 from turnwise import InProcess, SessionManager
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.session.config import SessionConfig
@@ -134,7 +135,7 @@ def test_a_title_is_given_once_whatever_fails_or_dies() -> None:
         title, event_titles = await session.stored(), await session.titles()
         assert (title, event_titles) in [("Boats", ["Boats"]), (None, [])], (title, event_titles)
 
-    exhaust(life)
+    exhaust(life, **of_cases())
 
 
 @pytest.mark.parametrize(

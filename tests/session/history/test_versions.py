@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from memories.session_memories import Book, MemoryStage
-from scale import share
+from scale import of_cases, share
 from schedules import SESSION, World as RacingWorld, explore, inline
 from stored.audit import check_session, turns_of
 from turnwise.actors.session.core import SessionCore
@@ -154,6 +154,31 @@ async def test_a_chosen_version_comes_with_what_was_answered_after_it() -> None:
     await stage.core.versions.choose(1, "and back")
     assert await shown(stage) == [0, 1, 2, 5]
     await check(stage)
+
+
+@pytest.mark.virtual_time
+async def test_what_is_read_to_answer_anew_does_not_grow_with_the_turns_before() -> None:
+    counts: list[int] = []
+    for length in (20, 200):
+        stage = await MemoryStage.opened()
+        messages = [{"role": role, "content": f"{n}"} for n in range(length) for role in ("user", "assistant")]
+        await stage.core.importing.import_turns(read_messages(messages))
+        await stage.say("last")
+        turns = await stage.core.reads.turns()
+        store: Any = stage.core.state.journal.store
+        read, records = store.turns, list[int]()
+
+        async def counting(*args: Any, read: Any = read, records: list[int] = records, **options: Any) -> Any:
+            page = await read(*args, **options)
+            records.append(len(page))
+            return page
+
+        store.turns = counting
+        turn = await rerun(stage, "instead", turns[-1].index)
+        store.turns = read
+        assert turn.parent is not None and turn.parent.endswith(f"#{turns[-2].index}")
+        counts.append(sum(records))
+    assert counts[0] == counts[1] < 20, counts
 
 
 @pytest.mark.virtual_time
@@ -503,7 +528,7 @@ def test_no_fault_at_any_point_loses_a_version_or_answers_twice() -> None:
         ]
         (await world.audit()).check()
 
-    assert exhaust(life)["kill"] > 20
+    assert exhaust(life, **of_cases())["kill"] > 20
 
 
 @pytest.mark.usefixtures("quiet")
@@ -525,7 +550,7 @@ def test_no_fault_at_any_point_of_a_rollback_hides_the_earlier_version() -> None
             assert said(outcome.turn.blocks) == ["a long edit", "three"] and shown == [2, 3]
         (await world.audit(discards=True)).check()
 
-    assert exhaust(life)["kill"] > 20
+    assert exhaust(life, **of_cases())["kill"] > 20
 
 
 OUTCOMES = (TurnReplacedError, SessionBusyError, TurnNotFoundError, InvalidInputError, NoActiveRunError)

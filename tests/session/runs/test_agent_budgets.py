@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scale import of_kills
+from scale import of_cases
 from teams import SLOW_S, Team, asks, is_waiting
 from turnwise.actors.session.engines.budget import Budget
 from turnwise.engines import agent_tool, tool
@@ -181,5 +181,5 @@ def test_budgets_hold_whatever_fails_or_dies() -> None:
         assert run.agents_usage.tool_calls == sum(agents) == session.agents_usage.tool_calls
         (await team.lead.audit()).check()
 
-    struck = exhaust(life, kills_one_of=of_kills())
+    struck = exhaust(life, **of_cases())
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck

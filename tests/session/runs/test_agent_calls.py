@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scale import of_kills
+from scale import of_cases
 from teams import KEY, PAY, RESEARCHER, SLOW_S, Team, asks, is_waiting
 from turnwise.actors.session.state.journal import REVERTED
 from turnwise.engines import agent_tool
@@ -262,7 +262,7 @@ def test_a_caller_of_deleted_agents_goes_on_whatever_fails_or_dies() -> None:
         assert [run.state for run in await team.runs()] == ["completed"]
         (await team.lead.audit()).check()
 
-    struck = exhaust(life, kills_one_of=of_kills())
+    struck = exhaust(life, **of_cases())
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck
 
 
@@ -278,7 +278,7 @@ def test_agents_are_called_once_whatever_fails_or_dies() -> None:
         for world in team.worlds.values():
             (await world.audit()).check()
 
-    struck = exhaust(life, kills_one_of=of_kills())
+    struck = exhaust(life, **of_cases())
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck
 
 
@@ -303,7 +303,7 @@ def test_agents_are_called_once_though_each_delivery_is_handed_over_by_two() -> 
         for world in team.worlds.values():
             (await world.audit()).check()
 
-    struck = exhaust(life, kills_one_of=of_kills())
+    struck = exhaust(life, **of_cases())
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck
 
 
@@ -409,5 +409,5 @@ def test_a_cancelled_team_ends_soon_whatever_fails_or_dies() -> None:
         assert [run.state for run in await team.runs()] == ["cancelled"] * 3
         assert loop.time() - cancelled_at < CANCEL_S
 
-    struck = exhaust(life, kills_one_of=of_kills())
+    struck = exhaust(life, **of_cases())
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck

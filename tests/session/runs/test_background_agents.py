@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scale import of_kills
+from scale import of_cases
 from teams import SLOW_S, Team, asks
 from turnwise.actors.session.engines.budget import Budget
 from turnwise.engines import agent_tool, tool
@@ -117,5 +117,5 @@ def test_each_end_is_told_once_whatever_fails_or_dies() -> None:
         for world in team.worlds.values():
             (await world.audit()).check()
 
-    struck = exhaust(life, kills_one_of=of_kills())
+    struck = exhaust(life, **of_cases())
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck

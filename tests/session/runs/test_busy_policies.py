@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engines import ScriptedEngine
-from scale import share
+from scale import of_cases, share
 from schedules import SESSION, inline, texts
 from stored.audit import check_session
 from turnwise.actors.hosting.stored_source import StoredSource
@@ -656,5 +656,5 @@ def life_of(policy: IfBusy) -> Life:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_fault_at_any_point_loses_or_doubles_a_prompt(policy: IfBusy) -> None:
-    struck = exhaust(life_of(policy))
+    struck = exhaust(life_of(policy), **of_cases())
     assert struck["kill"] > 20 and struck["crash"] > 5

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from scale import share
+from scale import of_cases, share
 from schedules import SESSION, World as RacingWorld, spread
 from stored.audit import check_session
 from turnwise.actors.inference.function_engine import FunctionEngine
@@ -394,7 +394,7 @@ def test_an_occurrence_is_carried_out_once_whatever_fails_or_dies(policy: IfBusy
         runs = await store.runs(KEY)
         assert len(runs) == 4 and {run.run_id for run in runs} >= {once.run_id, every.run_id, "first"}
 
-    struck = exhaust(life_of(story))
+    struck = exhaust(life_of(story), **of_cases())
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck
 
 
@@ -412,7 +412,7 @@ def test_schedules_are_added_changed_and_cancelled_once_whatever_fails_or_dies()
         assert await store.deliveries() == []
         assert len(await store.runs(KEY)) == 1
 
-    struck = exhaust(life_of(story))
+    struck = exhaust(life_of(story), **of_cases())
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck
 
 

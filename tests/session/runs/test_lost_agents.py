@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scale import of_kills
+from scale import of_cases
 from teams import SLOW_S, Team, asks
 from turnwise.actors.session.engines.budget import Budget
 from turnwise.engines import agent_tool, tool
@@ -107,7 +107,7 @@ def test_a_lost_agent_begins_again_whatever_fails_or_dies() -> None:
         for world in team.worlds.values():
             (await world.audit()).check()
 
-    struck = exhaust(life, ["error", "unanswered"])
+    struck = exhaust(life, ["error", "unanswered"], **of_cases())
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered")), struck
 
 
@@ -121,5 +121,5 @@ def test_an_agent_that_any_fault_hits_begins_again() -> None:
         for world in team.worlds.values():
             (await world.audit()).check()
 
-    struck = exhaust(life, kills_one_of=of_kills())
+    struck = exhaust(life, **of_cases())
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck

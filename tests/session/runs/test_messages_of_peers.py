@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from scale import of_cases
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
@@ -225,7 +226,7 @@ def test_messages_arrive_once_whatever_fails_or_dies() -> None:
         for world in (both.sender, both.addressee):
             (await world.audit()).check()
 
-    struck = exhaust(life)
+    struck = exhaust(life, **of_cases())
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck
 
 
@@ -237,7 +238,7 @@ def test_a_message_that_is_cancelled_arrives_at_most_once() -> None:
         await both.dispatch()
         assert await both.prompts() in ([], ["hello"])
 
-    assert exhaust(life)["kill"] >= 4
+    assert exhaust(life, **of_cases())["kill"] >= 4
 
 
 async def test_a_row_and_its_deliveries_name_the_namespace_of_the_process() -> None:

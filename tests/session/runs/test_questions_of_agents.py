@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scale import of_kills
+from scale import of_cases
 from teams import KEY, PAY, Team, asks
 from turnwise.actors.session.engines.budget import Budget
 from turnwise.engines import agent_tool, external_tool
@@ -160,5 +160,5 @@ def test_questions_are_decided_once_whatever_fails_or_dies() -> None:
         for world in team.worlds.values():
             (await world.audit()).check()
 
-    struck = exhaust(life, kills_one_of=of_kills())
+    struck = exhaust(life, **of_cases())
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck

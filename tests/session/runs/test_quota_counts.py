@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from scale import of_kills, share
+from scale import of_cases, share
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.session.config import SessionConfig
-from turnwise.actors.session.state.quota_book import MOST_AGE_S
+from turnwise.actors.session.state.quota_book import MOST_AGE_S, MOST_USERS, KnownTenants
 from turnwise.engines import tool
 from turnwise.errors import QuotaExceededError
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, Verdict
@@ -96,7 +96,7 @@ def test_no_more_runs_are_stored_than_a_quota_allows_whatever_fails_or_dies() ->
         await check_counters(store)
         await world.audit()
 
-    assert exhaust(life, kills_one_of=of_kills()).total() > 50
+    assert exhaust(life, **of_cases()).total() > 50
 
 
 def test_sessions_that_race_for_the_last_run_exceed_no_quota() -> None:
@@ -115,7 +115,7 @@ def test_sessions_that_race_for_the_last_run_exceed_no_quota() -> None:
         assert accepted.count(True) + accepted.count(False) + len(refused_as_busy) == 6
         await check_counters(store)
 
-    assert exhaust(life, kills_one_of=of_kills()).total() > 50
+    assert exhaust(life, **of_cases()).total() > 50
 
 
 @pytest.mark.virtual_time
@@ -126,6 +126,7 @@ async def test_a_turn_without_quotas_takes_no_statement_more() -> None:
         assert await answered(world, str(index))
     passed = [point for point, _ in world.faults.passed if point.endswith("before")]
     assert passed.count("store.quotas before") == 1 and passed.count("store.commit before") == 40
+    assert passed.count("store.tenants_of before") == 0  # the activation had it
     assert not (await store.quota_counters(USER, "")).counters
 
 
@@ -141,6 +142,114 @@ async def test_a_quota_that_another_process_sets_holds_after_some_seconds() -> N
     await store.remove_quota(Quota(runs=1, per="month").quota_id)
     await asyncio.sleep(MOST_AGE_S + 1)
     assert await answered(world, "fourth")
+
+
+@pytest.mark.virtual_time
+async def test_a_tenant_that_another_process_sets_holds_after_some_seconds() -> None:
+    store = InMemoryStore()
+    await store.set_tenant(USER, "acme")
+    await store.set_quota(Quota(tenant="*", runs=1, per="month"))
+    (world,) = await begun(store)
+    assert await answered(world, "first")
+    assert not await answered(world, "second")
+    await store.set_tenant(USER, "other")
+    await asyncio.sleep(MOST_AGE_S + 1)
+    assert await answered(world, "third")
+    assert not await answered(world, "fourth")
+    rows = await store.ledger(LedgerQuery(by=("tenant",)))
+    assert [(row.tenant, row.runs) for row in rows] == [("acme", 1), ("other", 1)]
+    passed = [point for point, _ in world.faults.passed if point.endswith("before")]
+    assert passed.count("store.tenants_of before") == 1
+
+
+def test_each_tenant_has_spent_what_its_counter_says_whatever_fails_or_changes() -> None:
+    """A commit counts and books for one tenant, also if the user gets another one meanwhile."""
+    tokens = Quota(tenant="*", tokens=10**9, per="month")
+
+    async def life(faults: Faults) -> None:
+        store = InMemoryStore(clock=asyncio.get_running_loop().time)
+        await store.set_quota(tokens)
+        (world,) = await begun(store, faults=faults)
+        for index, tenant in enumerate(("a", "b", None, "a")):
+            await store.set_tenant(USER, tenant)
+            await answered(world, f"prompt {index}")
+            await asyncio.sleep(index * MOST_AGE_S / 2)
+        rows = {row.tenant: row.usage for row in await store.ledger(LedgerQuery(by=("tenant",)))}
+        for name in ("a", "b"):
+            counters = await store.quota_counters("", "", name)
+            used = counters.of(tokens, CounterKey("", "", tokens.quota_id, name)).used
+            usage = rows.get(name)
+            assert used == (usage.input_tokens + usage.output_tokens if usage else 0), name
+        await world.audit()
+
+    assert exhaust(life, **of_cases()).total() > 50
+
+
+def test_what_is_known_of_tenants_is_never_older_than_it_may_be() -> None:
+    """Whatever is set, read, activated and forgotten at the same time, by users of whom some are passed over."""
+
+    async def life(seed: int) -> None:
+        dice, clock = random.Random(seed), asyncio.get_running_loop().time
+        history: dict[str, list[tuple[float, str | None]]] = {}
+        announced: dict[str, int] = {}
+        """By user: the place in the history of what holds at once."""
+
+        class Slow(InMemoryStore):
+            async def tenants_of(self, user_ids: Any) -> dict[str, str]:
+                await asyncio.sleep(dice.random() * 2)
+                found = await super().tenants_of(user_ids)
+                await asyncio.sleep(dice.random() * 2)
+                return found
+
+        store = Slow(clock=clock)
+        known, users = KnownTenants(store), [f"u{index}" for index in range(4)]
+
+        async def change() -> None:
+            for _ in range(20):
+                await asyncio.sleep(dice.random() * 8)
+                user, tenant = dice.choice(users), dice.choice(["a", "b", None])
+                history.setdefault(user, [(-1.0, None)]).append((clock(), tenant))
+                await store.set_tenant(user, tenant)
+                if dice.random() < 0.5:
+                    announced.update({name: len(changes) - 1 for name, changes in history.items()})
+                    known.forget()
+
+        async def use() -> None:
+            for _ in range(40):
+                await asyncio.sleep(dice.random() * 4)
+                user = dice.choice(users)
+                if dice.random() < 0.3:
+                    read_at = known.now()
+                    tenant = (await InMemoryStore.tenants_of(store, [user])).get(user)
+                    await asyncio.sleep(dice.random())
+                    known.learn(user, tenant, read_at)
+                first = announced.get(user, 0)
+                tenant, now = await known.get(user), clock()
+                changes = history.get(user, [(-1.0, None)])
+                ends = [at for at, _ in changes[1:]] + [float("inf")]
+                held = {
+                    name for (_, name), end in [*zip(changes, ends, strict=True)][first:] if end >= now - MOST_AGE_S
+                }
+                assert tenant in held, (user, tenant, held)
+
+        await asyncio.gather(change(), *(use() for _ in range(3)))
+
+    assert explore(share(150), life)
+
+
+@pytest.mark.virtual_time
+async def test_a_change_that_is_announced_holds_at_once() -> None:
+    """Also if an earlier reading, or an activation, is under way."""
+    store = InMemoryStore()
+    known = KnownTenants(store)
+    read_at = known.now()
+    await store.set_tenant("u", "a")
+    known.forget()
+    known.learn("u", None, read_at)
+    assert await known.get("u") == "a"
+    for number in range(MOST_USERS + 5):
+        known.learn(f"v{number}", "b", known.now())
+    assert await known.get("u") == "a" and await known.get("v0") is None
 
 
 @pytest.mark.virtual_time
@@ -266,7 +375,7 @@ def test_runs_that_quotas_queue_survive_kills_and_never_exceed_the_quota() -> No
         for world in worlds:
             await world.audit()
 
-    assert exhaust(life, kills_one_of=of_kills()).total() > 50
+    assert exhaust(life, **of_cases()).total() > 50
 
 
 @pytest.mark.virtual_time

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scale import share
+from scale import of_cases, share
 from schedules import SESSION, World as RacingWorld, spread
 from stored.audit import check_session
 from turnwise.actors.inference.function_engine import FunctionEngine
@@ -300,7 +300,7 @@ def test_a_text_is_said_once_whatever_fails_or_dies() -> None:
         assert len(runs) == 6
         assert {state for run_id, state in runs.items() if run_id.startswith("says")} == {"completed"}
 
-    struck = exhaust(life_of(story))
+    struck = exhaust(life_of(story), **of_cases())
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck
 
 
@@ -321,7 +321,7 @@ def test_a_text_is_said_or_not_at_all_beside_other_changes(verb: str) -> None:
         run = await world.store.inner.run("says between")
         assert texts.count("between") == (run.state == "completed")
 
-    struck = exhaust(life_of(story))
+    struck = exhaust(life_of(story), **of_cases())
     assert all(struck[kind] >= 3 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck
 
 

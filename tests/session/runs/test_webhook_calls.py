@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from scale import of_cases
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.state.outbox import MOST_AGE_S, WebhookOutbox
@@ -153,5 +154,5 @@ def test_each_stored_event_has_its_call_whatever_fails_and_whoever_dies() -> Non
         assert [kind for _, kind in await told(world)][-1] == "session.ended"
         (await world.audit()).check()
 
-    struck = exhaust(life)
+    struck = exhaust(life, **of_cases())
     assert min(struck[kind] for kind in ("error", "unanswered", "crash", "fence", "kill")) > 5, struck

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scale import of_kills
+from scale import of_cases
 from teams import Team, asks
 from turnwise.actors.hosting.memory.memory_host import MemoryHost
 from turnwise.actors.hosting.memory.remote_memory import RemoteMemory
@@ -76,7 +76,7 @@ def test_the_ledger_says_what_runs_say_whatever_fails_or_dies() -> None:
         tools = {row.tool: row.usage.tool_calls for row in await ledger(team.store, "tool")}
         assert tools.keys() == {"", "dig"} and tools["dig"] >= 2 and not tools[""]
 
-    assert exhaust(life, kills_one_of=of_kills()).total() > 100
+    assert exhaust(life, **of_cases()).total() > 100
 
 
 async def opened(engine: Any, *, store: InMemoryStore | None = None, **settings: Any) -> SessionCore:

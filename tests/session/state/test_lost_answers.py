@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from memories.session_memories import Book
+from scale import of_cases
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.inference.middleware import SystemPrompt
 from turnwise.actors.inference.tools.tool import tool
@@ -114,7 +115,7 @@ async def names(world: World) -> list[str]:
 
 
 def check(story: Story, at_least: int = 2, **settings: Any) -> None:
-    assert exhaust(life_of(story, **settings), ["unanswered"])["unanswered"] >= at_least
+    assert exhaust(life_of(story, **settings), ["unanswered"], **of_cases())["unanswered"] >= at_least
 
 
 POLICIES: dict[IfBusy, dict[str, Any]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engines import ScriptedEngine
+from scale import of_cases
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import InvalidInputError
@@ -70,4 +71,4 @@ def test_no_fault_at_any_point_loses_a_change() -> None:
         assert (session.title, session.metadata) == ("last", {"b": 2})
         (await world.audit()).check()
 
-    assert exhaust(life)["kill"] > 20
+    assert exhaust(life, **of_cases())["kill"] > 20

@@ -1,4 +1,4 @@
-"""For tests on Ray: a manager whose sessions have memories, and the provider that plays all models."""
+"""Managers whose sessions have memories, on Ray or in one process, and the provider that plays all models."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.cluster.actors.memory_actor import MemoryActorProcess
 from turnwise.actors.hosting.memory.remote_memory import RemoteMemory
+from turnwise.actors.hosting.placement import Dedicated, InProcess
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.memory_tools import memory_tools, notes_tools
 from turnwise.actors.inference.tools.registry import ToolRegistry
@@ -77,10 +78,11 @@ class House:
     """Managers of one folder and namespace. Its memories are for `memory=`; the same ones are the same processes.
 
     Args:
+        ray: where sessions and memories have processes of their own; None: all are in the process of the test.
         folder: where all is kept: `chats.db`, `facts.db`, `words.db`, `notes.db`, `vectors`.
     """
 
-    def __init__(self, ray: ModuleType, folder: Path, provider: LocalProvider) -> None:
+    def __init__(self, ray: ModuleType | None, folder: Path, provider: LocalProvider) -> None:
         self.folder = folder
         self.provider = provider
         self.namespace = f"house-{new_id()}"
@@ -108,6 +110,7 @@ class House:
     def manager(self, *memory: Any, config: Mapping[str, Any] | None = None, **settings: Any) -> SessionManager:
         """Return a manager whose runs wait for memories as long as it takes, unless the config says how long."""
         settings.setdefault("engine", self.engine())
+        settings.setdefault("placement", Dedicated() if self._ray else InProcess())
         session_config = SessionConfig(**{"memory": MemoryConfig(timeout_s=WAIT_S), **(config or {})})
         manager = SessionManager(
             self.url("chats"), namespace=self.namespace, memory=memory, config=session_config, **settings
@@ -121,6 +124,7 @@ class House:
 
     def kill(self, memory: Any) -> None:
         """SIGKILL the process of a memory, as the machine's out-of-memory killer would."""
+        assert self._ray
         actor = self._ray.get_actor(MemoryActorProcess(memory, self.namespace).actor_name, namespace=self.namespace)
         pid = self._ray.get(actor.__ray_call__.remote(pid_of))
         with contextlib.suppress(ProcessLookupError):
@@ -139,6 +143,8 @@ class House:
         """Close the managers, and end all processes of the house."""
         for manager in self._managers:
             manager.close()
+        if self._ray is None:
+            return
         for actor in self._ray.util.list_named_actors(all_namespaces=True):
             if actor["namespace"] == self.namespace:
                 with contextlib.suppress(ValueError):  # it has left by itself

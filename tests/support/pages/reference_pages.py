@@ -18,6 +18,7 @@ from turnwise import (
     blocks,
     conformance,
     console,
+    dataset,
     engines,
     errors,
     events,
@@ -43,7 +44,10 @@ REFERENCE = ROOT / "docs/reference"
 
 MODULES = {
     "turnwise": "For a first program and an agent. The other modules have the rest.",
-    **{module.__name__: (module.__doc__ or "") for module in (engines, memories, stores, strategies, transcripts)},
+    **{
+        module.__name__: (module.__doc__ or "")
+        for module in (engines, memories, stores, strategies, transcripts, dataset)
+    },
     **{
         module.__name__: (module.__doc__ or "")
         for module in (conformance, replay, testing, http, console, telemetry, adapters)

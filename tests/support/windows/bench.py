@@ -7,8 +7,9 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from test_agents_on_ray import is_alive, obey, until
+from test_agents_on_ray import is_alive, obey
 
+from patience import until
 from stored.audit import check_session, store_of, turns_of
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from turnwise.adapters.front_ends.answers import Piece
@@ -19,6 +19,10 @@ DONE = "[DONE]"
 _OF_TRACK = {"text": "text", "thought": "reasoning"}
 
 
+FileUrl = Callable[[str], str]
+"""Returns the address of a file's bytes, by its id."""
+
+
 class VercelEncoder(FrontEndEncoder):
     """Turns the events of one run into the parts of a UI message stream.
 
@@ -29,6 +33,8 @@ class VercelEncoder(FrontEndEncoder):
     Args:
         last_event_id: the id of the last frame that the client has.
         behind: ids of calls. The stream begins where the first of them waited; what was before is left out.
+        file_url: returns where the client finds a file of the session, by its id; if omitted, such files of an answer
+            are left out, since a part of a message needs an address.
 
     Raises:
         InvalidInputError: `last_event_id` is of no frame.
@@ -37,8 +43,11 @@ class VercelEncoder(FrontEndEncoder):
     headers = {"x-vercel-ai-ui-message-stream": "v1"}  # noqa: RUF012 - never changed
     _in_step = False
 
-    def __init__(self, last_event_id: str | None = None, *, behind: Iterable[str] = ()) -> None:
+    def __init__(
+        self, last_event_id: str | None = None, *, behind: Iterable[str] = (), file_url: FileUrl | None = None
+    ) -> None:
         super().__init__(last_event_id, behind=behind)
+        self._file_url = file_url
         self._requests: set[str] = set()
         """The calls that were asked to be approved."""
         self._data: list[Json] = []
@@ -90,7 +99,7 @@ class VercelEncoder(FrontEndEncoder):
             case "calls_ended":
                 yield from self._step()
             case "attached" | "custom" | "step_started" | "step_ended":
-                for data in _data(piece):
+                for data in _data(piece, self._file_url):
                     self._data.append(data)
                     yield data
             case "waits":
@@ -174,7 +183,7 @@ def _result(piece: Piece) -> Json:
     return {"type": "tool-output-available", "toolCallId": piece.id, "output": output_of(result)}
 
 
-def _data(piece: Piece) -> Iterator[Json]:
+def _data(piece: Piece, file_url: FileUrl | None) -> Iterator[Json]:
     block, event = piece.block, piece.event
     if isinstance(event, CustomEvent):
         yield {"type": f"data-{event.name}", "id": piece.id, "data": event.data}
@@ -183,13 +192,13 @@ def _data(piece: Piece) -> Iterator[Json]:
         yield {"type": "data-step", "id": piece.id, "data": {"name": piece.text, "state": state}}
     elif isinstance(block, Citations):
         yield {"type": "data-citations", "id": piece.id, "data": list(block.items)}
-    elif isinstance(block, Image | Document) and (part := file_part(block)):
+    elif isinstance(block, Image | Document) and (part := file_part(block, file_url)):
         yield part
 
 
-def file_part(block: Image | Document) -> dict[str, Any] | None:
-    """Return a picture or a file as a part of a message; None if it is a text only."""
-    url = data_uri(block) if block.data else block.url
+def file_part(block: Image | Document, file_url: FileUrl | None = None) -> dict[str, Any] | None:
+    """Return a picture or a file as a part of a message; None if it is a text only, or has no address."""
+    url = data_uri(block) if block.data else file_url(block.file) if block.file and file_url else block.url
     if not url:
         return None
     media_type = block.media_type or ("image" if isinstance(block, Image) else "application/octet-stream")

@@ -47,6 +47,9 @@ _ADDS = ToolAnnotations(read_only_hint=False, destructive_hint=False, open_world
 _REMOVES = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False)
 
 Id = Annotated[str, Field(description="The id of a session, as list_sessions says.")]
+Owner = Annotated[
+    str | None, Field(description="Whose session it is, if another user shares it, as list_sessions says.")
+]
 Count = Annotated[int, Field(ge=1, le=200)]
 
 Arguments = ParamSpec("Arguments")
@@ -57,6 +60,7 @@ class SessionLine(BaseModel):
     """A session as `list_sessions` shows it."""
 
     session_id: str
+    owner: str
     title: str
     agent: str
     status: str
@@ -76,6 +80,7 @@ class MessageLine(BaseModel):
 
     turn: int
     role: str
+    author: str | None
     text: str
     at: str
     status: str
@@ -159,9 +164,10 @@ def mcp_server(
 
     Its tools are `list_sessions`, `show_session`, `show_agents`, `send`, `list_schedules`, `set_schedule`,
     `cancel_schedule`, `recall` and `save`; those that change something are left out if the manager is read-only. The
-    user is this function's argument and no tool's, so no client reaches another's session: such an id behaves like one
-    that does not exist. Serve it with `run_stdio_async`, or mount `streamable_http_app`. A client of the server acts as
-    the user, so make it reachable for that user only.
+    user is this function's argument and no tool's. Tools that take a session also take its `owner`, for those that
+    others share with the user, who may do there what the role allows; nobody reaches other sessions. Serve it with
+    `run_stdio_async`, or mount `streamable_http_app`. A client of the server acts as the user, so make it reachable for
+    that user only.
 
     Args:
         manager: enter it before the server runs, or let the first call connect it.
@@ -208,12 +214,17 @@ def _with_tool_errors(tool: Callable[Arguments, Awaitable[Result]]) -> Callable[
 
 
 def _list_sessions(manager: AsyncSessionManager, user_id: str) -> Callable[..., Awaitable[Sessions]]:
-    async def list_sessions(limit: Count = 20, cursor: str | None = None) -> Sessions:
+    async def list_sessions(
+        limit: Count = 20,
+        cursor: str | None = None,
+        shared: Annotated[bool, Field(description="Those that others share with the user, instead.")] = False,
+    ) -> Sessions:
         """List the user's sessions, the ones used last first. A cursor of one page gets the next."""
-        page = await manager.list(user_id=user_id, order_by="updated_at", limit=limit, cursor=cursor)
+        page = await manager.list(user_id=user_id, order_by="updated_at", limit=limit, cursor=cursor, shared=shared)
         lines = [
             SessionLine(
                 session_id=session.session_id,
+                owner=session.user_id,
                 title=session.title or "",
                 agent=session.agent or "",
                 status=session.status,
@@ -228,14 +239,17 @@ def _list_sessions(manager: AsyncSessionManager, user_id: str) -> Callable[..., 
 
 
 def _show_session(manager: AsyncSessionManager, user_id: str) -> Callable[..., Awaitable[Conversation]]:
-    async def show_session(session_id: Id, limit: Count = 50, cursor: str | None = None) -> Conversation:
+    async def show_session(
+        session_id: Id, limit: Count = 50, cursor: str | None = None, owner: Owner = None
+    ) -> Conversation:
         """Show the newest messages of a session, the oldest of them first. A cursor gets those before."""
-        session = await manager.get(session_id, user_id=user_id)
+        session = await manager.get(session_id, **_whose(user_id, owner))
         page = await session.messages(limit, before=cursor)
         messages = [
             MessageLine(
                 turn=message.turn_index,
                 role=message.role,
+                author=message.author,
                 text=message.text,
                 at=_time(message.at),
                 status=message.turn_status,
@@ -249,9 +263,11 @@ def _show_session(manager: AsyncSessionManager, user_id: str) -> Callable[..., A
 
 
 def _show_agents(manager: AsyncSessionManager, user_id: str) -> Callable[..., Awaitable[Agents]]:
-    async def show_agents(run_id: Annotated[str, Field(description="The run, as send returns it.")]) -> Agents:
+    async def show_agents(
+        run_id: Annotated[str, Field(description="The run, as send returns it.")], owner: Owner = None
+    ) -> Agents:
         """Show the state of a run and of the agents that it has called, each followed by those that it has called."""
-        execution = await manager.execution(run_id, user_id=user_id)
+        execution = await manager.execution(run_id, **_whose(user_id, owner))
         tree = await agents_of(execution)
         lines = [
             AgentLine(
@@ -274,6 +290,7 @@ def _send(manager: AsyncSessionManager, user_id: str) -> Callable[..., Awaitable
         prompt: str,
         session_id: Annotated[str | None, Field(description="A session to go on with; a new one if omitted.")] = None,
         wait_s: Annotated[float, Field(ge=0, le=3600, description="How long to wait for the answer.")] = WAIT_S,
+        owner: Owner = None,
     ) -> Answer:
         """Send a prompt to a session and return the model's answer.
 
@@ -281,9 +298,11 @@ def _send(manager: AsyncSessionManager, user_id: str) -> Callable[..., Awaitable
         has it later.
         """
         if session_id is None:  # a run that would be refused leaves no empty session behind
+            if owner not in (None, user_id):
+                raise ToolError("a new session is the user's own: name a session of the owner, or no owner")
             session = await open_for_run(manager, None, [prompt], user_id=user_id)
         else:
-            session = await manager.get(session_id, user_id=user_id)
+            session = await manager.get(session_id, **_whose(user_id, owner))
         run = await session.run(prompt)
         state, text = await _waited(run, wait_s)
         return Answer(session_id=session.id, run_id=run.run_id, state=state, text=text)
@@ -310,6 +329,7 @@ def _list_schedules(manager: AsyncSessionManager, user_id: str) -> Callable[...,
         session_id: Annotated[str | None, Field(description="Only of this session.")] = None,
         limit: Count = 50,
         cursor: str | None = None,
+        owner: Owner = None,
     ) -> Schedules:
         """List what sessions are to do later, and tell the time that it is now.
 
@@ -318,7 +338,7 @@ def _list_schedules(manager: AsyncSessionManager, user_id: str) -> Callable[...,
         if session_id is None:
             page = await manager.schedules(user_id=user_id, limit=limit, cursor=cursor)
         else:
-            session = await manager.get(session_id, user_id=user_id)
+            session = await manager.get(session_id, **_whose(user_id, owner))
             page = await session.schedules(limit=limit, cursor=cursor)
         return Schedules(now=_time(time.time()), schedules=list(map(_schedule_line, page)), cursor=page.cursor)
 
@@ -357,9 +377,10 @@ def _set_schedule(
         key: Annotated[
             str | None, Field(description="Its name in the session: one of this name stays as it is.")
         ] = None,
+        owner: Owner = None,
     ) -> ScheduleLine:
         """Have a session answer a prompt later, by itself: once, or again and again. list_schedules tells the time."""
-        session = await manager.get(session_id, user_id=user_id)
+        session = await manager.get(session_id, **_whose(user_id, owner))
         await check_room(manager, session, key, ("max_schedules", max_schedules))
         added = await session.schedule(
             prompt,
@@ -378,10 +399,12 @@ def _set_schedule(
 
 def _cancel_schedule(manager: AsyncSessionManager, user_id: str) -> Callable[..., Awaitable[bool]]:
     async def cancel_schedule(
-        session_id: Id, key: Annotated[str, Field(description="The schedule's key, as list_schedules says.")]
+        session_id: Id,
+        key: Annotated[str, Field(description="The schedule's key, as list_schedules says.")],
+        owner: Owner = None,
     ) -> bool:
         """Cancel a schedule for all times; return whether there was one."""
-        session = await manager.get(session_id, user_id=user_id)
+        session = await manager.get(session_id, **_whose(user_id, owner))
         return await session.cancel_schedule(key)
 
     return cancel_schedule
@@ -405,6 +428,11 @@ def _save(memory: LongTermMemory, user_id: str) -> Callable[..., Awaitable[str]]
         return saved
 
     return save
+
+
+def _whose(user_id: str, owner: str | None) -> dict[str, str]:
+    """Return the arguments by which a manager finds what is the user's own, or what its owner shares with the user."""
+    return {"user_id": user_id} if owner in (None, user_id) else {"user_id": str(owner), "as_user": user_id}
 
 
 def _time(seconds: float) -> str:

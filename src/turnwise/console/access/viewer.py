@@ -56,13 +56,16 @@ class Viewer:
         return self.service.manager
 
     async def session(self, session_id: str, user_id: str | None) -> AsyncSession:
-        """Return a session: of this user if the viewer sees all, "default" if None; otherwise of the viewer.
+        """Return a session: of this user if the viewer sees all, "default" if None; otherwise for the viewer.
+
+        That is the viewer's own, or one that this user shares with the viewer, whose role then says what may be done.
 
         Raises:
-            SessionNotFoundError: there is none, or it belongs to somebody else.
+            SessionNotFoundError: there is none, or it is not shared with the viewer.
         """
-        owner = (user_id or None) if self.sees_all else self.user_id
-        return await self.manager.get(session_id, user_id=owner)
+        if self.sees_all or user_id in (None, "", self.user_id):
+            return await self.manager.get(session_id, user_id=(user_id or None) if self.sees_all else self.user_id)
+        return await self.manager.get(session_id, user_id=user_id, as_user=self.user_id)
 
     def url(self, page: str, **query: Any) -> str:
         """Return the address of a page of the console."""
@@ -71,4 +74,8 @@ class Viewer:
 
     def session_url(self, session_id: str, user_id: str) -> str:
         """Return the address of a conversation."""
-        return self.url("session", id=session_id, user=user_id if self.sees_all else None)
+        return self.url("session", id=session_id, user=self.named(user_id))
+
+    def named(self, user_id: str) -> str | None:
+        """Return what an address says about whose a session is; None if it is the viewer's own, where that is known."""
+        return None if user_id == self.user_id else user_id

@@ -86,6 +86,13 @@ pre.text.code { font: .84rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monos
 .said.tool, .said.thought, .said.note { margin-right: 3rem; background: none; border-style: dashed; color: var(--soft);
   padding: .45rem .95rem; }
 .said > .who { font-size: .78rem; font-weight: 600; color: var(--soft); margin-bottom: .1rem; }
+.said .picture { display: block; max-width: 100%; max-height: 24rem; border-radius: 8px; margin-bottom: .2rem; }
+.attach { display: inline-block; } .attach input { position: absolute; width: 1px; height: 1px; opacity: 0; }
+.attach:focus-within { outline: 3px solid var(--accent); outline-offset: 2px; }
+.attach:has(input:disabled) { opacity: .5; }
+.sign { font-size: 1rem; line-height: 1; vertical-align: middle; }
+.attached:empty { display: none; }
+details.files { margin-bottom: 1rem; }
 details > summary { cursor: pointer; color: var(--soft); font-size: .88rem; font-weight: 550; }
 summary .small { font-weight: 400; }
 details[open] > summary { margin-bottom: .4rem; }

@@ -41,6 +41,14 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:,.4g}"
 
 
+def file_size(size: int) -> str:
+    """Return a number of bytes as people read it: the largest unit of which there is one."""
+    for unit, factor in (("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1_000)):
+        if size >= factor:
+            return f"{size / factor:,.1f} {unit}"
+    return f"{size} bytes"
+
+
 def tokens_spent(usage: Usage, agents: Usage) -> str:
     """Say how many tokens were spent, and how many of them by agents that were called."""
     own, others = (spent.input_tokens + spent.output_tokens for spent in (usage, agents))

@@ -20,12 +20,14 @@ from turnwise.console.elements.frame import Frame, NotThereError, log_unexpected
 from turnwise.console.elements.tags import badge, button, replace_text, tag
 from turnwise.console.elements.text import moment, number, tokens_spent
 from turnwise.console.pages.calls import MAX_CHARS, Calls
+from turnwise.console.pages.files import Attachments, SessionFiles, file_url
 from turnwise.console.pages.inspector import Inspector
 from turnwise.console.pages.live import Live
 from turnwise.console.pages.schedules import SessionSchedules
 from turnwise.errors import InvalidInputError, NoActiveRunError, NotFoundError, RunNotFoundError
 from turnwise.memory.conversation.blocks import AnyBlock, User
 from turnwise.memory.conversation.codec import to_json
+from turnwise.memory.conversation.sessions import MemberRole
 from turnwise.memory.conversation.turns import OPEN_STATUSES
 from turnwise.memory.conversation.views.chat_messages import ChatMessage
 
@@ -76,7 +78,7 @@ async def conversation_page(id: str = "", user: str = "") -> None:
                 session = await frame.viewer.session(id, user)
                 heading.delete()
                 with whole:
-                    page = _Conversation(frame, session)
+                    page = _Conversation(frame, session, await _role_of(session))
             return await page.refresh()
         except RunNotFoundError:
             return 0.0  # its turn was rolled back meanwhile
@@ -94,10 +96,14 @@ async def conversation_page(id: str = "", user: str = "") -> None:
 class _Conversation:
     """A conversation on a page. It follows the active run's events; other changes it finds by looking now and then."""
 
-    def __init__(self, frame: Frame, session: AsyncSession) -> None:
+    def __init__(self, frame: Frame, session: AsyncSession, role: MemberRole) -> None:
         self._frame = frame
         self._session = session
-        self._can_change = not frame.viewer.is_read_only
+        self._can_change = not frame.viewer.is_read_only and role == "owner"
+        self._can_write = not frame.viewer.is_read_only and role != "reader"
+        """Whether the viewer may send prompts. What else a member may do is checked when it is done."""
+        self._may_read_schedules = role == "owner"
+        self._file_url = partial(file_url, frame.viewer, session)
         self._messages: dict[int, dict[int, ChatMessage]] = defaultdict(dict)
         """What was read of each turn, by the number of the message."""
         self._turns: dict[int, tuple[object, Element]] = {}
@@ -134,14 +140,15 @@ class _Conversation:
                     button("Delete", self._delete, "bad")
         self._report = tag("div", "", aria_live="polite")
         self._schedules = SessionSchedules(self._frame, self._session)
+        self._files = SessionFiles(self._frame, self._session, may_delete=self._can_change)
         with tag("div", "talk") as talk, tag("section", "turns", aria_label="Turns"):
             self._more = button("Show earlier messages", self._show_earlier, "hidden")
             self._list = tag("div")
             self._live = Live()
-            self._calls = Calls(self._frame.wake.set, self._frame.viewer.identity, is_read_only=not self._can_change)
+            self._calls = Calls(self._frame.wake.set, self._frame.viewer.identity, is_read_only=not self._can_write)
         with talk:
             self._inspector = Inspector(self._session, talk, self._frame.viewer, is_read_only=not self._can_change)
-        if self._can_change:
+        if self._can_write:
             self._composer = self._compose()
         self._frame.client.run_javascript(_STAY_BELOW)
 
@@ -151,8 +158,10 @@ class _Conversation:
             self._prompt.on("keydown.enter.exact.prevent", self._send, args=[])
             with tag("div", "row"):
                 button("Send", self._send, "main")
+                self._attachments = Attachments(self._frame, self._session)
                 self._stop = button("Cancel the run", self.cancel, "bad hidden")
                 tag("span", "small soft hint", "Enter sends, Shift+Enter makes a new line, Escape cancels")
+            self._attachments.build()
         return composer
 
     # What it shows.
@@ -163,7 +172,11 @@ class _Conversation:
         self._show_info(info)
         if info.session.revision != self._revision:
             await self._read(info)
-        await self._schedules.refresh()
+        if self._may_read_schedules:
+            await self._schedules.refresh()
+        await self._files.refresh()
+        if self._can_write:
+            _show_if(self._attachments.choose, self._files.has_place)
         if info.active_run_id and info.active_run_id != self._followed:
             self._followed = info.active_run_id
             self._begin(self._follow(info.active_run_id))
@@ -248,7 +261,7 @@ class _Conversation:
         facts += [f"{number(session.next_index)} turns", tokens_spent(session.usage, session.agents_usage)]
         facts += [session.parent and f"forked from {session.parent}"]
         replace_text(self._facts, " · ".join(filter(None, facts)))
-        if self._can_change:
+        if self._can_write:
             _show_if(self._stop, self._active is not None)
             _show_if(self._composer, not self._ended)
 
@@ -286,7 +299,7 @@ class _Conversation:
     def _show_turn(self, index: int, messages: list[ChatMessage]) -> None:
         for message in messages:
             for block in message.blocks:
-                show_block(block, self._session.user_id)
+                show_block(block, self._session.user_id, self._file_url)
             self._show_marks(message)
         last = messages[-1]
         with tag("div", "foot"):
@@ -298,12 +311,14 @@ class _Conversation:
                 self._show_versions(index, last.versions)
             if run_id := last.run_id:
                 button("Inspect", lambda: self._inspector.open(index, run_id), "quiet")
-            if self._can_change and last.turn_status not in OPEN_STATUSES:
-                button("Fork from here", lambda: self._fork(index), "quiet")
+            if self._can_write and last.turn_status not in OPEN_STATUSES:
+                if self._can_change:
+                    button("Fork from here", lambda: self._fork(index), "quiet")
                 if any(message.role == "user" for message in messages):  # else the session spoke first
                     button("Edit", lambda: self._edit(index), "quiet")
                     button("Regenerate", lambda: self._rerun(index), "quiet")
-                button("Forget", lambda: self._forget(index), "quiet")
+                if self._can_change:
+                    button("Forget", lambda: self._forget(index), "quiet")
 
     def _show_versions(self, index: int, versions: tuple[int, ...]) -> None:
         """Show which version of the turn this is, with arrows to the versions before and after it."""
@@ -323,7 +338,7 @@ class _Conversation:
 
     def _show_marks(self, message: ChatMessage) -> None:
         """Show the marks of a message, and at answers two thumbs."""
-        has_thumbs = self._can_change and message.role == "assistant" and message.text.strip()
+        has_thumbs = self._can_write and message.role == "assistant" and message.text.strip()
         if message.turn_status in OPEN_STATUSES or not (has_thumbs or message.marks):
             return
         thumb = message.marks.get(THUMB)
@@ -332,15 +347,17 @@ class _Conversation:
                 if name != THUMB or not has_thumbs:
                     value = mark.value if isinstance(mark.value, str) else to_json(mark.value)
                     tag("span", "badge", f"{name}: {value}"[:_MARK_CHARS], title=mark.by or "")
-            for value, label, sign in (("up", "Good answer", "👍"), ("down", "Bad answer", "👎")) if has_thumbs else ():
+            for value, label in (("up", "Good answer"), ("down", "Bad answer")) if has_thumbs else ():
                 is_set = thumb is not None and thumb.value == value
-                button(
-                    sign,
+                with button(
+                    "",
                     partial(self._mark, message, None if is_set else value),
                     "quiet",
                     aria_label=label,
                     aria_pressed="true" if is_set else "false",
-                )
+                ):
+                    # A ligature of NiceGUI's own font: for emojis some systems have none.
+                    tag("span", "material-icons sign", f"thumb_{value}", aria_hidden="true")
 
     async def _mark(self, message: ChatMessage, value: str | None) -> None:
         identity = self._frame.viewer.identity
@@ -357,25 +374,26 @@ class _Conversation:
     def is_gone(self) -> None:
         """Take away what can be done: the session does not exist any more."""
         self.stop()
-        if self._can_change:
+        if self._can_write:
             _show_if(self._composer, False)
 
     # What can be done.
 
     async def _send(self) -> None:
-        text = self._prompt.value or ""
-        if not text.strip():
+        text, attached = self._prompt.value or "", self._attachments.blocks
+        if not (text.strip() or attached):
             return
-        self._prompt.value = ""
+        self._prompt.value, files = "", self._attachments.take()
         try:
-            await self._session.run(text, if_busy="enqueue")
+            await self._session.run(*([text] if text.strip() else []), *attached, if_busy="enqueue")
         except Exception:
             self._prompt.value = self._prompt.value or text
+            self._attachments.put_back(files)
             raise
         self._frame.wake.set()
 
     async def cancel(self) -> None:
-        if self._active and self._can_change:
+        if self._active and self._can_write:
             with suppress(NoActiveRunError):
                 await self._session.cancel("cancelled in the console")
             self._frame.wake.set()
@@ -443,6 +461,11 @@ class _Conversation:
             await self._session.update(title=field.value or "")
             self._frame.wake.set()
         dialog.delete()
+
+
+async def _role_of(session: AsyncSession) -> MemberRole:
+    """Return what the viewer may do in a session."""
+    return (await session.info()).session.role_of(session.as_user) or "reader"
 
 
 def _show_if(element: Element, is_visible: bool) -> None:

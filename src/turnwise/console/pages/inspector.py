@@ -9,9 +9,10 @@ from typing import Any
 from turnwise.actors.client.agent_tree import AgentTree, agents_of
 from turnwise.actors.client.session import AsyncSession
 from turnwise.console.access.viewer import Viewer
-from turnwise.console.elements.blocks import show_block
+from turnwise.console.elements.blocks import FileUrl, show_block
 from turnwise.console.elements.tags import badge, button, fact, link, long_text, tag
 from turnwise.console.elements.text import json_text, number, tokens_spent
+from turnwise.console.pages.files import file_url
 from turnwise.console.pages.timeline import show_timeline
 from turnwise.errors import NoMemoryError, TurnNotFoundError
 from turnwise.memory.conversation.blocks import AnyBlock, Recalled, System
@@ -154,7 +155,8 @@ class Inspector:
             long_text(systems[-1].text, "code")
         tag("h2", "", "The window, in order")
         with tag("div"):
-            _show_window([block for block in window if not isinstance(block, System)], self._session.user_id)
+            shown = [block for block in window if not isinstance(block, System)]
+            _show_window(shown, self._session.user_id, partial(file_url, self._viewer, self._session))
 
     def _offer_recall(self, prompt: str) -> None:
         async def recall() -> None:
@@ -200,17 +202,17 @@ def _show_recalled(content: RecalledContent | None) -> None:
         tag("p", "soft", "Nothing.")
 
 
-def _show_window(blocks: Sequence[AnyBlock], user: str) -> None:
+def _show_window(blocks: Sequence[AnyBlock], user: str, file_url: FileUrl) -> None:
     """Show the last blocks of the window, and earlier ones on request."""
     earlier, shown = blocks[:-_BLOCKS], blocks[-_BLOCKS:]
 
     def more() -> None:
         holder.clear()
         with holder:
-            _show_window(earlier, user)
+            _show_window(earlier, user, file_url)
 
     if earlier:
         with tag("div") as holder:
             button(f"Show earlier blocks ({number(len(earlier))})", more, "quiet")
     for block in shown:
-        show_block(block, user)
+        show_block(block, user, file_url)

@@ -7,7 +7,7 @@ from typing import Any
 from nicegui import ui
 
 from turnwise.console.elements.frame import Frame
-from turnwise.console.elements.tags import button, link, replace_text, tag
+from turnwise.console.elements.tags import badge, button, link, replace_text, tag
 from turnwise.console.elements.text import moment
 from turnwise.errors import TurnwiseError
 from turnwise.memory.conversation.sessions import DEFAULT_USER
@@ -94,10 +94,10 @@ class _Search:
                 hits, following, note = page.items, page.cursor, "" if page.items else "No message matches."
         if fields == self._fields and cursor == self._cursors[-1]:
             self._next = following
-            self._show(hits, note)
+            self._show(hits, note, user_id)
         return REFRESH_S
 
-    def _show(self, hits: tuple[SearchHit, ...], note: str) -> None:
+    def _show(self, hits: tuple[SearchHit, ...], note: str, user_id: str) -> None:
         replace_text(self._note, note)
         self._note.classes(remove="hidden") if note else self._note.classes(add="hidden")
         if hits != self._shown:
@@ -105,15 +105,17 @@ class _Search:
             self._list.clear()
             with self._list:
                 for hit in hits:
-                    self._show_hit(hit)
+                    self._show_hit(hit, user_id)
         for control, is_visible in ((self._earlier, len(self._cursors) > 1), (self._later, self._next is not None)):
             control.classes(remove="hidden") if is_visible else control.classes(add="hidden")
 
-    def _show_hit(self, hit: SearchHit) -> None:
+    def _show_hit(self, hit: SearchHit, user_id: str) -> None:
         with tag("article", "card panel hit"):
             with tag("div", "row small"):
                 link(hit.title or hit.session_id, self._frame.viewer.session_url(hit.session_id, hit.user_id), "clip")
                 tag("span", "soft", f"turn {hit.turn_index}, {'prompt' if hit.role == 'user' else 'answer'}")
+                if hit.user_id != user_id:
+                    badge(f"of {hit.user_id}")
                 tag("span", "soft", moment(hit.at))
             with tag("p", "", dir="auto"):
                 end = 0

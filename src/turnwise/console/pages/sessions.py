@@ -37,10 +37,10 @@ class Row:
     kind: str
 
 
-async def sessions_page(q: str = "", user: str = "", agent: str = "", status: str = "") -> None:
+async def sessions_page(q: str = "", user: str = "", agent: str = "", status: str = "", shared: str = "") -> None:
     """Show the sessions that the viewer may see, the ones used last first."""
     with Frame.of_page("sessions", "Sessions") as frame:
-        page = _Sessions(frame, {"q": q, "user": user, "agent": agent, "status": status})
+        page = _Sessions(frame, {"q": q, "user": user, "agent": agent, "status": status, "shared": shared})
         page.build()
     if await frame.arrived():
         await frame.repeat(page.refresh)
@@ -68,13 +68,10 @@ class _Sessions:
             self._field("q", "Search titles and ids")
             if viewer.sees_all:
                 self._field("user", "User")
+            else:
+                self._choice("shared", "Whose", {"": "Your own", "true": "Shared with you"})
             self._field("agent", "Agent")
-            kinds = {"": "Any status", "active": "Active", "ended": "Ended"}
-            chosen = self._filters["status"] if self._filters["status"] in kinds else ""
-            select = ui.select(
-                kinds, value=chosen, label="Status", on_change=lambda e: self._set_filter("status", e.value)
-            )
-            select.props("outlined dense options-dense")
+            self._choice("status", "Status", {"": "Any status", "active": "Active", "ended": "Ended"})
         with tag("div", "card panel"):
             with tag("table", "list"):
                 with tag("thead"), tag("tr"):
@@ -89,6 +86,11 @@ class _Sessions:
     def _field(self, name: str, label: str) -> None:
         field = ui.input(label, value=self._filters[name], on_change=lambda e: self._set_filter(name, e.value or ""))
         field.props("outlined dense clearable debounce=300")
+
+    def _choice(self, name: str, label: str, kinds: dict[str, str]) -> None:
+        chosen = self._filters[name] if self._filters[name] in kinds else ""
+        select = ui.select(kinds, value=chosen, label=label, on_change=lambda e: self._set_filter(name, e.value))
+        select.props("outlined dense options-dense")
 
     def _set_filter(self, name: str, value: str) -> None:
         self._filters[name] = value
@@ -119,6 +121,7 @@ class _Sessions:
         query: dict[str, Any] = {
             "user_id": (filters["user"].strip() or None) if viewer.sees_all else viewer.user_id,
             "agent": filters["agent"].strip() or None,
+            "shared": not viewer.sees_all and filters["shared"] == "true",
             "status": cast(SessionStatus, filters["status"]) if filters["status"] in ("active", "ended") else None,
         }
         title = filters["q"].strip()

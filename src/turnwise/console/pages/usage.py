@@ -29,6 +29,7 @@ _DAY_S = 86_400
 _TABLES: dict[str, tuple[LedgerField, ...]] = {
     "model": ("model", "kind"),
     "user": ("user",),
+    "tenant": ("tenant",),
     "agent": ("agent",),
     "tool": ("tool",),
     "day": ("day", "model"),
@@ -47,10 +48,12 @@ _SESSIONS, _LISTED = 100, 10
 _REFRESH_S = 30.0
 
 
-async def usage_page(user: str = "", agent: str = "", since: str = "", until: str = "", by: str = "model") -> None:
+async def usage_page(
+    user: str = "", agent: str = "", since: str = "", until: str = "", by: str = "model", *, tenant: str = ""
+) -> None:
     """Show what was spent."""
     with Frame.of_page("usage", "Usage") as frame:
-        filters = {"user": user, "agent": agent, "since": since, "until": until}
+        filters = {"user": user, "tenant": tenant, "agent": agent, "since": since, "until": until}
         page = _UsagePage(frame, {**filters, "by": by if by in _TABLES else "model"})
         page.build()
     if await frame.arrived():
@@ -67,7 +70,7 @@ class _UsagePage:
         with tag("div", "filters two", role="search"):
             names = {"agent": "Agent", "since": "Since (day, UTC)", "until": "Until (day, UTC)"}
             if self._frame.viewer.sees_all:
-                names = {"user": "User", **names}
+                names = {"user": "User", "tenant": "Tenant", **names}
             for name, label in names.items():
                 field = ui.input(label, value=self._filters[name])
                 field.on_value_change(lambda e, name=name: self._set_filter(name, e.value or ""))
@@ -86,6 +89,7 @@ class _UsagePage:
         chosen, viewer = dict(self._filters), self._frame.viewer
         user = (chosen["user"].strip() or None) if viewer.sees_all else viewer.user_id
         filters: dict[str, Any] = {"user_id": user, "agent": chosen["agent"].strip() or None}
+        filters["tenant"] = (chosen["tenant"].strip() or None) if viewer.sees_all else None
         since = time.time() - (DAYS - 1) * _DAY_S
         by_day = await viewer.manager.usage(since=day_of(since), by=["day"], **filters)
         sessions = await viewer.manager.list(order_by="updated_at", limit=_SESSIONS, **filters)

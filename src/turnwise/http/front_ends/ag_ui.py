@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, cast
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import model_validator
 
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.services.open_for_run import open_for_run
@@ -38,12 +39,12 @@ from turnwise.http.front_ends.answering import (
     streamed,
     turn_of,
 )
-from turnwise.http.front_ends.reading import file_of, in_order, message_id
+from turnwise.http.front_ends.reading import PROVIDER, file_named_in, file_of, in_order, message_id, named_file
 from turnwise.http.middleware.paths import InPath
 from turnwise.http.native.models import example
 from turnwise.http.native.sessions import CONFLICT, NOT_FOUND
 from turnwise.http.problems import answer, documented, problem_of
-from turnwise.http.service import Caller, RequestCaller
+from turnwise.http.service import Caller, MemberCaller
 from turnwise.http.sse import MEDIA_TYPE
 from turnwise.memory.conversation.blocks import Block, User
 from turnwise.memory.conversation.calls.run_tools import MAX_TOOLS
@@ -75,6 +76,31 @@ class AgentInput(RunAgentInput):
 
     _within_bounds = within_bounds
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_media_parts(cls, body: Any) -> Any:
+        """Take the `binary` parts of clients before AG-UI 1.0 for what replaced them, as its own client does."""
+        if not isinstance(body, dict) or not isinstance(messages := body.get("messages"), list):
+            return body
+        return {**body, "messages": [_modern(message) for message in messages]}
+
+
+def _modern(message: Any) -> Any:
+    parts = message.get("content") if isinstance(message, dict) else None
+    return {**message, "content": [_modern_part(part) for part in parts]} if isinstance(parts, list) else message
+
+
+def _modern_part(part: Any) -> Any:
+    if not isinstance(part, dict) or part.get("type") != "binary":
+        return part
+    media_type = part.get("mimeType")
+    kind = str(media_type).partition("/")[0]
+    sources = (("id", "file"), ("url", "url"), ("data", "data"))
+    name, source = next(((name, kind) for name, kind in sources if part.get(name) is not None), ("data", "data"))
+    new: dict[str, Any] = {"type": kind if kind in ("image", "audio", "video") else "document"}
+    new["source"] = {"type": source, "value": part.get(name), "mimeType": media_type}
+    return {**new, "metadata": {"filename": part["filename"]}} if part.get("filename") else new
+
 
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {"description": "Events of AG-UI 1.0, as server-sent events.", "content": {MEDIA_TYPE: {"example": _EVENT}}}
@@ -82,7 +108,7 @@ STREAM: dict[int | str, dict[str, Any]] = {
 
 
 @router.post("", summary="Run the service's first engine as an agent of AG-UI", responses=CONFLICT | STREAM)
-async def run_agent(body: AgentInput, caller: RequestCaller, request: Request) -> Response:
+async def run_agent(body: AgentInput, caller: MemberCaller, request: Request) -> Response:
     """Takes the newest message of the user, results of the client's tools, and answers to interrupts.
 
     The thread is a session. The run is stored before the stream begins, and goes on if the client leaves, unless
@@ -92,7 +118,7 @@ async def run_agent(body: AgentInput, caller: RequestCaller, request: Request) -
 
 
 @router.post("/{engine}", summary="Run an engine as an agent of AG-UI", responses=CONFLICT | STREAM)
-async def run_named_agent(engine: InPath, body: AgentInput, caller: RequestCaller, request: Request) -> Response:
+async def run_named_agent(engine: InPath, body: AgentInput, caller: MemberCaller, request: Request) -> Response:
     """As without a name. The engine is that of a new thread; a thread keeps its engine."""
     return await _run(caller, body, request, engine)
 
@@ -104,7 +130,7 @@ async def run_named_agent(engine: InPath, body: AgentInput, caller: RequestCalle
 )
 async def resume_agent(
     thread_id: InPath,
-    caller: RequestCaller,
+    caller: MemberCaller,
     request: Request,
     run_id: Annotated[str | None, Query(description="The id that the client gave the run in the protocol.")] = None,
 ) -> Response:
@@ -164,10 +190,8 @@ async def _execution(
         _prompts(last, message_place),
         await _options(body),
     )
-    session = await open_for_run(
-        caller.manager, body.thread_id, prompts, options, user_id=caller.user_id, engine=engine
-    )
-    caller.service.handles.cache_session(caller.user_id, session)
+    session = await open_for_run(caller.manager, body.thread_id, prompts, options, **caller.whose, engine=engine)
+    caller.service.handles.cache_session(caller.user_id, session, owner=caller.owner)
     branched = await _branch(session, body.parent_run_id, its_id, prompts, options)
     asked = branched or await ask(session, its_id, prompts, options, again=False, edits=True, resumed=resumed)
     return asked, frozenset()
@@ -313,18 +337,28 @@ def _prompts(message: UserMessage, place: str) -> list[Block]:
         part_place = f"{place}.content.{number}"
         if part.type == "text":
             blocks.append(User(text=part.text))
-        elif part.type in ("image", "document") and part.source.type in ("data", "url"):
-            source = part.source
-            media_type = source.mime_type or ("image" if part.type == "image" else None)
-            url = f"data:{media_type};base64,{source.value}" if source.type == "data" else source.value
-            name = part.metadata.get("filename") if isinstance(part.metadata, dict) else None
-            blocks.append(
-                file_of(url, media_type, name if isinstance(name, str) else None, f"{part_place}.source.value")
-            )
+        elif part.type in ("image", "document"):
+            blocks.append(_file(part, f"{part_place}.source"))
         else:
-            reason = "a message of the user has texts, and images and documents by data or by url"
+            reason = "a message of the user has texts, images and documents"
             raise InvalidInputError(f"{part_place}.type", shown(part.type), reason)
     return in_order(blocks, f"{place}.content")
+
+
+def _file(part: Any, place: str) -> Block:
+    """Return an image or a document: by its bytes, by an address, or as a file of the session or the user."""
+    source = part.source
+    media_type = source.mime_type or ("image" if part.type == "image" else None)
+    name = part.metadata.get("filename") if isinstance(part.metadata, dict) else None
+    name = name if isinstance(name, str) else None
+    if source.type == "file" and source.provider not in (None, PROVIDER):
+        reason = f"a file is of the provider {PROVIDER!r}: upload it by POST /v1/files, and send its id"
+        raise InvalidInputError(f"{place}.provider", shown(source.provider), reason)
+    file_id = source.value if source.type == "file" else file_named_in(source.value) if source.type == "url" else None
+    if file_id is not None:
+        return named_file(file_id, media_type, name, f"{place}.value")
+    url = f"data:{media_type};base64,{source.value}" if source.type == "data" else source.value
+    return file_of(url, media_type, name, f"{place}.value")
 
 
 async def _options(body: RunAgentInput) -> RunOptions:

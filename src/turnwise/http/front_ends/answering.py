@@ -28,6 +28,7 @@ from turnwise.errors import (
     shown,
 )
 from turnwise.http.native.runs import cancel_own
+from turnwise.http.same_prompt import is_same_prompt, unsigned
 from turnwise.http.service import Caller, check_may_approve
 from turnwise.http.sse import EventStream
 from turnwise.memory.conversation.blocks import Block, User
@@ -107,7 +108,7 @@ async def ask(
                 return await session.run(*blocks, **named)
             if not await _is_again(session, turn, again=again, resumed=resumed):
                 return await _repeated(session, turn, None if again else (message_id, blocks))
-            return await _ask_again(session, shown_turn, blocks, named)
+            return await _ask_again(session, shown_turn, blocks, named, edits=edits)
         except TurnNotFoundError:  # it was discarded with its run
             continue
         except (SessionBusyError, TurnIdTakenError, TurnReplacedError) as error:
@@ -142,7 +143,7 @@ async def _repeated(
     message_id, prompts = message
     turn_prompts, count = turn.asked, len(prompts)
     if not turn.removed and not any(
-        turn_prompts[index : index + count] == tuple(prompts) for index in range(len(turn_prompts) - count + 1)
+        all(map(is_same_prompt, turn_prompts[index:], prompts)) for index in range(len(turn_prompts) - count + 1)
     ):
         raise IdempotencyConflictError(session.id, message_id, turn.run_id or "")
     return await session.execution(turn.run_id or "")
@@ -161,9 +162,11 @@ async def _is_again(session: AsyncSession, turn: Turn, *, again: bool, resumed: 
 
 
 async def _ask_again(
-    session: AsyncSession, turn: Turn, prompts: Sequence[Block], named: RunOptions
+    session: AsyncSession, turn: Turn, prompts: Sequence[Block], named: RunOptions, *, edits: bool
 ) -> AsyncExecutionHandle:
     """Start a run that answers a turn anew, once the run of that turn, or of a later one, is cancelled: see `ask`."""
+    has_authors = any(isinstance(block, User) and block.author for block in prompts)
+    prompts = [unsigned(block) for block in prompts]
     info = await session.info()
     if started := await check_start(session, prompts, named):
         return await session.execution(started)
@@ -174,7 +177,8 @@ async def _ask_again(
         if execution.turn_index >= turn.index:
             await execution.cancel("its message is answered again")
     options = {name: value for name, value in named.items() if name not in ("if_busy", "debounce_s")}
-    return await session.rerun(*prompts, at=turn.index, **cast(RerunOptions, options))
+    given = () if has_authors and not edits else prompts  # without any, the turn's own are asked, with their authors
+    return await session.rerun(*given, at=turn.index, **cast(RerunOptions, options))
 
 
 async def turn_of(session: AsyncSession, message_id: str) -> Turn | None:
@@ -196,13 +200,8 @@ async def part_of(session: AsyncSession, message_id: str) -> tuple[str, list[Blo
     attached = takewhile(
         lambda index: not isinstance(blocks[index], User), (index for index in prompts if index > place)
     )
-    before: list[Block] = [_unsigned(blocks[index]) for index in prompts if index < place]
-    return str(named[1]), before, [_unsigned(blocks[place]), *(blocks[index] for index in attached)]
-
-
-def _unsigned(block: Block) -> Block:
-    """Return a prompt without its author, as its user, who gives it again, is its author then."""
-    return block.model_copy(update={"author": None}) if isinstance(block, User) and block.author else block
+    before: list[Block] = [unsigned(blocks[index]) for index in prompts if index < place]
+    return str(named[1]), before, [unsigned(blocks[place]), *(blocks[index] for index in attached)]
 
 
 async def _newest(session: AsyncSession, message_id: str, discarded: Collection[str]) -> tuple[Turn | None, str]:
@@ -312,7 +311,7 @@ def streamed(
     Args:
         reserved: what `caller.reserve_stream()` returned; if omitted, one is reserved here.
     """
-    caller.service.handles.cache_run(caller.user_id, execution)
+    caller.service.handles.cache_run(caller.user_id, execution, owner=caller.owner)
     farewell = b"".join(frame.encode() for frame in encoder.failed(ConnectionError(STOPS)))
 
     def cancel() -> None:

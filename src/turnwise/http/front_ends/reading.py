@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from pydantic import ValidationError
 
 from turnwise.errors import InvalidIdError, InvalidInputError, shown
-from turnwise.memory.conversation.blocks import Block, Document, Image, User
-from turnwise.memory.values.ids import check_id
+from turnwise.memory.conversation.blocks import Block, Document, Image, User, is_media_type
+from turnwise.memory.values.ids import check_id, is_file_id
 
 _DATA_URL = re.compile(r"data:([^,]*);base64,(.*)", re.DOTALL)
 
@@ -76,6 +77,34 @@ def file_of(url: str, media_type: str | None, name: str | None, place: str) -> I
     if block.flaw:
         raise InvalidInputError(place, shown(url), block.flaw)
     return block
+
+
+PROVIDER = "turnwise"
+"""The provider of files that a part of a message names by id."""
+
+_CONTENT = re.compile(r"(?:https?://[^/?#]+)?(?:/[^?#]*)?/v1/(?:sessions/[^/?#]+/)?files/([^/?#]+)/content(?:\?[^#]*)?")
+
+
+def file_named_in(url: str) -> str | None:
+    """Return the id of the file whose content the native API has at this address; None if it is no such address.
+
+    The host does not matter, as proxies change it: an id that is of another service is of no file here.
+    """
+    match = _CONTENT.fullmatch(url)
+    return unquote(match[1]) if match else None
+
+
+def named_file(file_id: str, media_type: str | None, name: str | None, place: str) -> Image | Document:
+    """Return a file of the session, or of its user, as a block. Whether there is such a file is told by the run.
+
+    Raises:
+        InvalidInputError: it is no id of a file.
+    """
+    if not is_file_id(file_id):
+        raise InvalidInputError(place, shown(file_id), "there is no such file: upload it first, by POST /v1/files")
+    where: dict[str, Any] = {"file": file_id, "media_type": media_type if is_media_type(media_type) else None}
+    is_image = (media_type or "").startswith("image/") or media_type == "image"
+    return Image(**where) if is_image else Document(name=name or "", **where)
 
 
 def in_order(blocks: Sequence[Block], place: str) -> list[Block]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, cast, get_args
+from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
@@ -13,7 +14,7 @@ from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.services.open_for_run import open_for_run
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.shared.run_options import RunOptions
-from turnwise.adapters.front_ends.vercel import VercelEncoder, file_part, output_of
+from turnwise.adapters.front_ends.vercel import FileUrl, VercelEncoder, file_part, output_of
 from turnwise.errors import InvalidInputError, QueueFullError, SessionBusyError, shown
 from turnwise.http.bounded import Bounds
 from turnwise.http.front_ends.answering import (
@@ -27,13 +28,22 @@ from turnwise.http.front_ends.answering import (
     message_id_of,
     streamed,
 )
-from turnwise.http.front_ends.reading import file_of, in_order, message_id, object_of, text_of
-from turnwise.http.middleware.paths import InPath
+from turnwise.http.front_ends.reading import (
+    PROVIDER,
+    file_named_in,
+    file_of,
+    in_order,
+    message_id,
+    named_file,
+    object_of,
+    text_of,
+)
+from turnwise.http.middleware.paths import InPath, path_of
 from turnwise.http.native.models import Body, Cancel, Cancelled, JsonObject, Shown, example
 from turnwise.http.native.runs import POLICIES, Key
 from turnwise.http.native.sessions import NOT_FOUND
 from turnwise.http.problems import BUSY, answer, documented, problem_of
-from turnwise.http.service import RequestCaller
+from turnwise.http.service import Caller, MemberCaller
 from turnwise.http.sse import MEDIA_TYPE
 from turnwise.memory.conversation.blocks import (
     AnyBlock,
@@ -145,7 +155,7 @@ class UiMessages(Shown):
 
 
 @router.post("", summary="Answer a message of useChat, as a UI message stream", responses=NOT_FOUND | BUSY | STREAM)
-async def answer_chat(body: Chat, caller: RequestCaller, request: Request, idempotency_key: Key = None) -> Response:
+async def answer_chat(body: Chat, caller: MemberCaller, request: Request, idempotency_key: Key = None) -> Response:
     """Takes the newest message of the user, results of calls that the client makes, and answers to approvals.
 
     The run is stored before the stream begins, and goes on if the client leaves, unless `X-On-Disconnect` is `cancel`.
@@ -163,15 +173,17 @@ async def answer_chat(body: Chat, caller: RequestCaller, request: Request, idemp
         raise InvalidInputError(f"{message_place}.role", shown(role), reason)
     its_id = message_id(last.get("id"), f"{message_place}.id")
     resumed = request.headers.get("last-event-id")
+    file_url = _file_url(request, caller, body.id)
     VercelEncoder(resumed)  # which checks it
     with caller.reserve_stream() as reserved:
         if role == "assistant":
             execution, waited = await _continue(caller, body.id, last, message_place)
-            return streamed(caller, execution, VercelEncoder(resumed, behind=waited), reserved)
+            encoder = VercelEncoder(resumed, behind=waited, file_url=file_url)
+            return streamed(caller, execution, encoder, reserved)
         options = body.options() | RunOptions(idempotency_key=idempotency_key)
         new: dict[str, Any] = {"engine": body.engine, "agent": body.agent}
-        session = await open_for_run(caller.manager, body.id, prompts, options, user_id=caller.user_id, **new)
-        caller.service.handles.cache_session(caller.user_id, session)
+        session = await open_for_run(caller.manager, body.id, prompts, options, **caller.whose, **new)
+        caller.service.handles.cache_session(caller.user_id, session, owner=caller.owner)
         is_again = body.trigger == "regenerate-message" or body.messageId == its_id
         edits = body.trigger == "submit-message"
         options = body.options() | RunOptions(idempotency_key=idempotency_key)
@@ -186,7 +198,19 @@ async def answer_chat(body: Chat, caller: RequestCaller, request: Request, idemp
                 await decide(waiting.execution, waiting.decisions)
         except SessionBusyError as error:
             return answer(problem_of(error) | {"if_busy": helpful(error, is_again=is_again)})
-        return streamed(caller, execution, VercelEncoder(resumed), reserved)
+        return streamed(caller, execution, VercelEncoder(resumed, file_url=file_url), reserved)
+
+
+def _file_url(request: Request, caller: Caller, chat_id: str) -> FileUrl:
+    """Return what makes the addresses of a chat's files, which `useChat` may send back as those of its parts."""
+    root, url = request.scope.get("root_path", ""), request.url
+    owner = "" if caller.owner is None else f"?owner={quote(caller.owner, safe='')}"
+
+    def address(file_id: str) -> str:
+        path = path_of(root, "v1", "sessions", chat_id, "files", file_id, "content")
+        return f"{url.scheme}://{url.netloc}{path}{owner}"
+
+    return address
 
 
 @dataclass(frozen=True)
@@ -237,11 +261,22 @@ def _prompts(message: Mapping[str, Any], place: str) -> list[Block]:
                         text_of(part, "mediaType", part_place),
                         name and text_of(part, "filename", part_place),
                     )
-                blocks.append(file_of(text_of(part, "url", part_place), media_type, name, f"{part_place}.url"))
+                blocks.append(_file(part, media_type, name, part_place))
             case kind:
                 reason = "a message of the user has parts of type text and file"
                 raise InvalidInputError(f"{part_place}.type", shown(kind), reason)
     return in_order(blocks, f"{place}.parts")
+
+
+def _file(part: Mapping[str, Any], media_type: str | None, name: str | None, place: str) -> Image | Document:
+    """Return a file: one of the session's or the user's, by its id or its address in the native API, or another."""
+    reference_place = f"{place}.providerReference"
+    if (reference := part.get("providerReference")) is not None and PROVIDER in object_of(reference, reference_place):
+        return named_file(text_of(reference, PROVIDER, reference_place), media_type, name, reference_place)
+    url = text_of(part, "url", place)
+    if (file_id := file_named_in(url)) is not None:
+        return named_file(file_id, media_type, name, f"{place}.url")
+    return file_of(url, media_type, name, f"{place}.url")
 
 
 def _parts(message: Mapping[str, Any], place: str) -> list[tuple[str, Mapping[str, Any]]]:
@@ -252,7 +287,7 @@ def _parts(message: Mapping[str, Any], place: str) -> list[tuple[str, Mapping[st
 
 
 async def _continue(
-    caller: RequestCaller, chat_id: str, message: Mapping[str, Any], place: str
+    caller: Caller, chat_id: str, message: Mapping[str, Any], place: str
 ) -> tuple[AsyncExecutionHandle, frozenset[str]]:
     """Give a run what the assistant's message has for its calls; return it, and those of the calls that waited."""
     if not (decisions := _decisions(message, place)):
@@ -316,14 +351,14 @@ def _decision(part: Mapping[str, Any], place: str) -> Decision | None:
 )
 async def resume_chat(
     chat_id: InPath,
-    caller: RequestCaller,
+    caller: MemberCaller,
     request: Request,
     answer_id: Annotated[
         str | None, Query(alias="message_id", description="The answer with this id, also if it is whole.")
     ] = None,
 ) -> Response:
     """What `resume: true` and `resumeStream()` ask. With `Last-Event-ID`, only what is behind that event."""
-    encoder = VercelEncoder(request.headers.get("last-event-id"))
+    encoder = VercelEncoder(request.headers.get("last-event-id"), file_url=_file_url(request, caller, chat_id))
     if answer_id is not None:
         execution = await caller.on_session(chat_id, lambda session: session.execution(answer_id))
         return streamed(caller, execution, encoder)
@@ -332,7 +367,7 @@ async def resume_chat(
 
 
 @router.post("/{chat_id}/stop", summary="Cancel the active run", responses=documented(404, 409))
-async def stop_chat(chat_id: InPath, body: Cancel, caller: RequestCaller) -> Cancelled:
+async def stop_chat(chat_id: InPath, body: Cancel, caller: MemberCaller) -> Cancelled:
     """What a stop button asks: `stop()` of `useChat` alone only closes its connection."""
     return Cancelled(cancelled=await caller.on_session(chat_id, lambda session: session.cancel(body.reason)))
 
@@ -340,12 +375,14 @@ async def stop_chat(chat_id: InPath, body: Cancel, caller: RequestCaller) -> Can
 @router.get("/{chat_id}/messages", summary="The messages of a chat, for useChat", responses=NOT_FOUND)
 async def list_chat_messages(
     chat_id: InPath,
-    caller: RequestCaller,
+    caller: MemberCaller,
+    request: Request,
     after: Annotated[int, Query(description="Only of later turns than this one.")] = -1,
 ) -> UiMessages:
     """The first turns behind `after`, a thousand or a megabyte, without those that were replaced."""
     turns, runs = await caller.on_session(chat_id, lambda session: _history(session, after))
-    return UiMessages(messages=ui_messages(turns, runs), next=turns.next)
+    shown_messages = ui_messages(turns, runs, _file_url(request, caller, chat_id))
+    return UiMessages(messages=shown_messages, next=turns.next)
 
 
 async def _history(session: AsyncSession, after: int) -> tuple[ListPage[Turn], list[RunRecord]]:
@@ -359,18 +396,20 @@ async def _history(session: AsyncSession, after: int) -> tuple[ListPage[Turn], l
     return turns, runs
 
 
-def ui_messages(turns: Sequence[Turn], runs: Sequence[RunRecord]) -> list[JsonObject]:
-    """Return what turns added as messages, without what was removed."""
+def ui_messages(turns: Sequence[Turn], runs: Sequence[RunRecord], file_url: FileUrl | None = None) -> list[JsonObject]:
+    """Return what turns added as messages, without what was removed. `metadata` has the author of another's prompt."""
     calls = {run.run_id: run.calls for run in runs}
     merged = {run.leads_to for run in runs if run.leads_to}
     return [
         message
         for turn in turns
-        for message in _messages_of(turn, calls.get(turn.run_id or "", {}), is_merged=turn.run_id in merged)
+        for message in _messages_of(turn, calls.get(turn.run_id or "", {}), file_url, is_merged=turn.run_id in merged)
     ]
 
 
-def _messages_of(turn: Turn, calls: Mapping[str, Any], *, is_merged: bool) -> list[JsonObject]:
+def _messages_of(
+    turn: Turn, calls: Mapping[str, Any], file_url: FileUrl | None, *, is_merged: bool
+) -> list[JsonObject]:
     """Return a turn's messages. The last one of the assistant has the run's id, as its stream has.
 
     If the turn has versions, `metadata` has its number among them, and the indexes of their turns.
@@ -386,15 +425,17 @@ def _messages_of(turn: Turn, calls: Mapping[str, Any], *, is_merged: bool) -> li
         remaining = [block for number, block in enumerate(blocks, first) if number not in removed]
         number = f".{first}" if first else ""
         if first >= prompt_count and not isinstance(blocks[0], User):
-            if parts := _answer_parts(remaining, calls, call_parts):
+            if parts := _answer_parts(remaining, calls, call_parts, file_url):
                 messages.append({"id": f"{answer}{number}", "role": "assistant", "parts": parts})
-        elif parts := [part for block in remaining if (part := _prompt_part(block))]:
-            messages.append({"id": f"{its_id}{number}", "role": "user", "parts": parts})
+        elif parts := [part for block in remaining if (part := _prompt_part(block, file_url))]:
+            author = next((block.author for block in remaining if isinstance(block, User) and block.author), None)
+            metadata = {} if author is None else {"metadata": {"author": author}}
+            messages.append({"id": f"{its_id}{number}", "role": "user", "parts": parts, **metadata})
     if answers := [message for message in messages if message["role"] == "assistant"]:
         answers[-1]["id"] = answer
     if len(turn.versions) > 1:
         versions = {"version": turn.version, "versions": [version.turn_index for version in turn.versions]}
-        messages = [{**message, "metadata": versions} for message in messages]
+        messages = [{**message, "metadata": {**message.get("metadata", {}), **versions}} for message in messages]
     return messages
 
 
@@ -415,14 +456,17 @@ def _grouped(blocks: Sequence[AnyBlock], prompt_count: int, *, is_merged: bool) 
     return groups
 
 
-def _prompt_part(block: AnyBlock) -> JsonObject | None:
+def _prompt_part(block: AnyBlock, file_url: FileUrl | None) -> JsonObject | None:
     if isinstance(block, User):
         return {"type": "text", "text": block.text}
-    return file_part(block) if isinstance(block, Image | Document) else None
+    return file_part(block, file_url) if isinstance(block, Image | Document) else None
 
 
 def _answer_parts(
-    blocks: Sequence[AnyBlock], calls: Mapping[str, Any], call_parts: dict[str, JsonObject]
+    blocks: Sequence[AnyBlock],
+    calls: Mapping[str, Any],
+    call_parts: dict[str, JsonObject],
+    file_url: FileUrl | None,
 ) -> list[JsonObject]:
     """Return blocks of an answer as parts; `call_parts` has the parts of the calls before."""
     parts: list[JsonObject] = [{"type": "step-start"}]
@@ -441,7 +485,7 @@ def _answer_parts(
                 parts.append(call_parts[call_id])
             case ToolResult(call_id=call_id) if call_id in call_parts:
                 _add_result(call_parts[call_id], block)
-            case Image() | Document() if part := file_part(block):
+            case Image() | Document() if part := file_part(block, file_url):
                 parts.append(part)
             case _:
                 pass

@@ -10,7 +10,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 MULTIPART_BYTES = 1 << 20
 """How much may stand around a file in the body that brings it."""
 
-_UPLOADS = re.compile(r"(?:.*/)?v1/(?:sessions/.+/)?files", re.DOTALL)
+# The second is the console's: `turnwise.console.pages.files`.
+_UPLOADS = re.compile(r"(?:.*/)?(?:v1/(?:sessions/.+/)?files|session/files)", re.DOTALL)
 
 
 def is_upload(scope: Scope) -> bool:

@@ -70,7 +70,7 @@ class Handles:
                 return await verb(held)
             except SessionNotFoundError:
                 self.drop_session(user_id, session_id, owner=owner)
-        session = await self._manager.get(session_id, **_whose(user_id, owner))
+        session = await self._manager.get(session_id, **whose(user_id, owner))
         self.cache_session(user_id, session, owner=owner)
         return await verb(session)
 
@@ -93,12 +93,12 @@ class Handles:
                 return await verb(held)
             except (SessionNotFoundError, RunNotFoundError):
                 self._runs.pop((user_id, owner, run_id), None)
-        execution = await self._manager.execution(run_id, **_whose(user_id, owner))
+        execution = await self._manager.execution(run_id, **whose(user_id, owner))
         self.cache_run(user_id, execution, owner=owner)
         return await verb(execution)
 
 
-def _whose(user_id: str | None, owner: str | None) -> dict[str, str | None]:
+def whose(user_id: str | None, owner: str | None) -> dict[str, str | None]:
     """Return the arguments by which a manager finds what is a user's own, or what is shared with the user."""
     return {"user_id": user_id} if owner is None else {"user_id": owner, "as_user": user_id or DEFAULT_USER}
 

@@ -235,6 +235,13 @@ class ItemsShown(Shown):
     items: list[ItemShown]
 
 
+class RecalledItemsShown(ItemsShown):
+    """Items that were recalled, the best first."""
+
+    trouble: str | None
+    """Why items may be missing or ranked worse than usual; null if none are."""
+
+
 class ItemPage(ItemsShown):
     """A page of items."""
 
@@ -349,10 +356,10 @@ async def save_memory(session_id: InPath, body: Save, caller: MemberCaller) -> S
 
 
 @router.post("/memory/recall", summary="Find items that are relevant to a query", responses=NOT_FOUND)
-async def recall_memory(session_id: InPath, body: Recall, caller: MemberCaller) -> ItemsShown:
+async def recall_memory(session_id: InPath, body: Recall, caller: MemberCaller) -> RecalledItemsShown:
     options = body.model_dump(exclude={"query"})
     items = await caller.on_session(session_id, lambda session: session.memory.recall(body.query, **options))
-    return ItemsShown(items=list(map(ItemShown.of, items)))
+    return RecalledItemsShown(items=list(map(ItemShown.of, items)), trouble=items.trouble)
 
 
 @router.post("/memory/recall-apart", summary="Find relevant items, by kinds of memories", responses=NOT_FOUND)

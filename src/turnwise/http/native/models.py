@@ -688,6 +688,8 @@ class SearchHitShown(Shown):
     id: str
     """The id of the message."""
     session_id: str
+    user_id: str
+    """To whom the session belongs; pass it as `owner` if that is another user."""
     title: str | None
     """The title of the session."""
     agent: str | None

@@ -11,8 +11,9 @@ from turnwise.errors import OperatorsOnlyError, QuotaNotFoundError
 from turnwise.http.middleware.paths import InPath
 from turnwise.http.native.models import Body, Shown, example
 from turnwise.http.native.sessions import NOT_FOUND, Agent
+from turnwise.http.native.tenants import OfTenant, check_may_name
 from turnwise.http.problems import documented
-from turnwise.http.service import Caller, RequestCaller
+from turnwise.http.service import RequestCaller, check_operator
 from turnwise.memory.quotas.records import Quota, QuotaPeriod, QuotaThen, QuotaUnit, QuotaUse
 
 router = APIRouter(
@@ -34,6 +35,8 @@ class SetQuota(Body):
     """Whose sessions it limits: a user's, or with `*` each user's on their own; of all users together if omitted."""
     agent: str | None = None
     """The sessions of which agent it limits: of one, or with `*` of each on its own."""
+    tenant: str | None = None
+    """The users of which tenant it limits: of one together, or with `*` of each on its own."""
     runs: int | None = None
     tokens: int | None = None
     """Of input and output, together."""
@@ -47,7 +50,8 @@ class SetQuota(Body):
     def quota(self) -> Quota:
         """The quota to set."""
         limits = {"runs": self.runs, "tokens": self.tokens, "cost": self.cost}
-        return Quota(user_id=self.user, agent=self.agent, per=self.per, then=self.then, **limits)  # type: ignore[arg-type]
+        names = {"user_id": self.user, "agent": self.agent, "tenant": self.tenant}
+        return Quota(**names, per=self.per, then=self.then, **limits)  # type: ignore[arg-type]
 
 
 class QuotaShown(Shown):
@@ -68,12 +72,13 @@ class QuotaShown(Shown):
     id: str
     user: str | None = None
     agent: str | None = None
+    tenant: str | None = None
     limits: QuotaUnit
     limit: float
     per: QuotaPeriod
     then: QuotaThen
     used: float | None = None
-    """Left out of a quota of each user, unless a user was named."""
+    """Left out of a quota of each user or tenant, unless one was named."""
     left: float | None = None
     resets_at: float
     """When the next period begins, in seconds since the epoch."""
@@ -85,6 +90,7 @@ class QuotaShown(Shown):
             id=quota.quota_id,
             user=quota.user_id,
             agent=quota.agent,
+            tenant=quota.tenant,
             limits=quota.unit,
             limit=quota.limit,
             per=quota.per,
@@ -107,27 +113,24 @@ class QuotaRemoved(Shown):
     removed: bool
 
 
-def _check_operator(caller: Caller, deed: str) -> None:
-    """Raise OperatorsOnlyError unless the caller is an operator, or the service has no authentication."""
-    if caller.identity is not None and not caller.identity.is_operator:
-        raise OperatorsOnlyError(caller.user_id, deed, "ask an operator")
-
-
 @router.get("/quotas", summary="Quotas, and what was used of them", response_model_exclude_none=True)
-async def list_quotas(caller: RequestCaller, *, user: OfUser = None, agent: Agent = None) -> QuotasShown:
-    """Operators get all, or those that limit a user; others those that limit themselves."""
+async def list_quotas(
+    caller: RequestCaller, *, user: OfUser = None, agent: Agent = None, tenant: OfTenant = None
+) -> QuotasShown:
+    """Operators get all, or those that limit a user or a tenant; others those that limit themselves."""
+    check_may_name(caller, tenant)
     identity = caller.identity
     sees_all = identity is None or identity.is_operator
     if not sees_all and user not in (None, caller.user_id):
         raise OperatorsOnlyError(caller.user_id, "see quotas of others", "leave `user` out")
-    uses = await caller.manager.quotas(user_id=user if sees_all else caller.user_id, agent=agent)
+    uses = await caller.manager.quotas(user_id=user if sees_all else caller.user_id, agent=agent, tenant=tenant)
     return QuotasShown(items=[QuotaShown.of(use) for use in uses])
 
 
 @router.put("/quotas", summary="Limit what may be used in a period", response_model_exclude_none=True)
 async def set_quota(body: SetQuota, caller: RequestCaller) -> QuotaShown:
     """One with another limit for the same replaces the earlier one, and what was used stays counted."""
-    _check_operator(caller, "set quotas")
+    check_operator(caller, "set quotas")
     await caller.manager.set_quota(body.quota)
     uses = {use.quota.quota_id: use for use in await caller.manager.quotas()}
     if body.quota.quota_id not in uses:
@@ -138,7 +141,7 @@ async def set_quota(body: SetQuota, caller: RequestCaller) -> QuotaShown:
 @router.delete("/quotas/{quota_id}", summary="Remove a quota", responses=NOT_FOUND)
 async def remove_quota(quota_id: InPath, caller: RequestCaller) -> QuotaRemoved:
     """May be repeated."""
-    _check_operator(caller, "remove quotas")
+    check_operator(caller, "remove quotas")
     try:
         await caller.manager.remove_quota(quota_id)
     except QuotaNotFoundError:

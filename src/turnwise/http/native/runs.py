@@ -162,7 +162,7 @@ async def say(
 
 @router.post(
     "/run",
-    summary="Run without a session; nothing is stored",
+    summary="Run without a session",
     status_code=202,
     response_model=RunStarted,
     responses=STARTED,
@@ -176,10 +176,13 @@ async def run_once(
     wait_s: RUN_WAIT = None,
     idempotency_key: Annotated[str | None, Header(include_in_schema=False)] = None,
 ) -> Response:
-    """The run can be waited for, followed and cancelled until a minute after its end. An idempotency key is refused."""
+    """The run can be waited for, followed and cancelled until a minute after its end. An idempotency key is refused.
+
+    It has no history and no memories. A store of events keeps its events, and quotas count it; nothing else is stored.
+    """
     if idempotency_key is not None:
         reason = (
-            "nothing of this run is stored, so a repeated request would run again: run it in a session, or leave it out"
+            "this run is in no session, so a repeated request would run again: run it in a session, or leave it out"
         )
         raise InvalidInputError("Idempotency-Key", shown(idempotency_key), reason)
     options = {**await body.options(), "agent": body.agent, "metadata": body.metadata, "engine": body.engine}
@@ -267,11 +270,13 @@ async def list_runs(
     state: RunState | None = None,
     parent: Annotated[str | None, Query(description="Only runs that were started on behalf of this one.")] = None,
     labels: OfLabels,
+    engine: Annotated[str | None, Query(description="Only runs of the engine of this name.")] = None,
     since: Annotated[float | None, Query(description="Only if created at this time or later.")] = None,
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> RunPage:
     query: dict[str, Any] = {"agent": agent, "state": state, "parent": parent, "labels": labels, "since": since}
+    query["engine"] = engine
     return RunPage.of(await caller.manager.runs(user_id=caller.user_id, cursor=cursor, limit=limit, **query))
 
 

@@ -193,12 +193,13 @@ async def search_messages(
     since: Annotated[float | None, Query(description="Only if the time is not before this one.")] = None,
     until: Annotated[float | None, Query(description="Only if the time is before this one.")] = None,
     mark: Annotated[str | None, Query(description="Only messages that have a mark of this name.")] = None,
+    shared: Annotated[bool, Query(description="Also in sessions that others share with the user.")] = True,
     cursor: Cursor = None,
     limit: Annotated[int, Query(ge=1, le=MAX_HITS, description="How many at most.")] = 20,
 ) -> SearchPage:
     """All words must occur. The last one may be the beginning of a word. 409 says that the store cannot search."""
     query: dict[str, Any] = {"order": order, "session_id": session_id, "agent": agent, "agents": agents, "role": role}
-    query |= {"since": since, "until": until, "mark": mark, "cursor": cursor, "limit": limit}
+    query |= {"since": since, "until": until, "mark": mark, "cursor": cursor, "limit": limit, "shared": shared}
     return SearchPage.of(await caller.manager.search(caller.user_id, text, **query))
 
 

@@ -10,6 +10,7 @@ from pydantic import Field
 from turnwise.errors import OperatorsOnlyError
 from turnwise.http.native.models import Shown, UsageShown, example
 from turnwise.http.native.sessions import Agent
+from turnwise.http.native.tenants import OfTenant, check_may_name
 from turnwise.http.problems import documented
 from turnwise.http.service import RequestCaller
 from turnwise.memory.conversation.ledger import COLUMNS, LedgerRow, UsageReport
@@ -51,16 +52,18 @@ class UsageRow(UsageShown):
     session: str | None = None
     """Empty for sessions that were deleted."""
     kind: str | None = None
-    """`run`, `summary`, `title`, `extraction` or `recall`."""
+    """`run`, `summary`, `title`, `extraction`, `recall` or `shadow`."""
     model: str | None = None
     tool: str | None = None
+    tenant: str | None = None
+    """The tenant that the user had when it was spent."""
     runs: int = 0
     """How many runs have ended."""
 
     @classmethod
     def of_row(cls, row: LedgerRow) -> Self:
         names: dict[str, Any] = {"day": row.day, "user": row.user_id, "agent": row.agent, "session": row.session_id}
-        names |= {"kind": row.kind, "model": row.model, "tool": row.tool}
+        names |= {"kind": row.kind, "model": row.model, "tool": row.tool, "tenant": row.tenant}
         return cls(runs=row.runs, **names, **vars(row.usage))
 
 
@@ -100,14 +103,16 @@ async def get_usage(  # noqa: PLR0917 - a route's parameters
     until: Until = None,
     user: OfUser = None,
     agent: Agent = None,
+    tenant: OfTenant = None,
     format: AsCSV = None,
 ) -> UsageReportShown | Response:
     identity = caller.identity
     sees_all = identity is None or identity.is_operator
+    check_may_name(caller, tenant)
     if not sees_all and user not in (None, caller.user_id):
         raise OperatorsOnlyError(caller.user_id, "see what others have spent", "leave `user` out")
     names = [name.strip() for text in by or () for name in text.split(",") if name.strip()]
-    query: dict[str, Any] = {"agent": agent, "since": since, "until": until, "by": names}
+    query: dict[str, Any] = {"agent": agent, "since": since, "until": until, "by": names, "tenant": tenant}
     report = await caller.manager.usage(user_id=user if sees_all else caller.user_id, **query)
     if format == "csv" or (format is None and CSV in request.headers.get("accept", "")):
         return Response(report.csv(), media_type=CSV)

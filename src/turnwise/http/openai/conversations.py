@@ -12,14 +12,14 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 from turnwise.actors.client.session import AsyncSession
 from turnwise.errors import InvalidInputError, SessionBusyError, TurnNotFoundError
 from turnwise.http.bounded import within_bounds
-from turnwise.http.openai.errors import OpenAIError, OpenAIRoute, invalid, not_found
+from turnwise.http.openai.errors import OpenAIError, OpenAIRoute, check_own, invalid, not_found
 from turnwise.http.openai.fields import Metadata
 from turnwise.http.openai.ids import conversation_id
 from turnwise.http.openai.inputs import read_items
 from turnwise.http.openai.items import ENCRYPTED, Item, Placed, placed_output, placed_prompt, prompt_items
 from turnwise.http.openai.pages import Asked, Including, listed, no_such
 from turnwise.http.openai.start_response import DELETED, busy, conversation
-from turnwise.http.service import RequestCaller
+from turnwise.http.service import MemberCaller
 from turnwise.memory.conversation.blocks import Block
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.spans import cut, join, size
@@ -63,8 +63,9 @@ class AddItems(_Strict):
 
 
 @router.post("")
-async def create(caller: RequestCaller, body: CreateConversation | None = None) -> Response:
+async def create(caller: MemberCaller, body: CreateConversation | None = None) -> Response:
     """Create a conversation, with items that the first response in it continues."""
+    check_own(caller.owner, "owner", "leave `owner` out")
     body = body or CreateConversation()
     blocks = _blocks(body.items or [])
     session = await caller.manager.open(user_id=caller.user_id, metadata=_checked(body.metadata))
@@ -78,14 +79,14 @@ async def create(caller: RequestCaller, body: CreateConversation | None = None) 
 
 
 @router.get("/{id}")
-async def retrieve(id: str, caller: RequestCaller) -> Response:
+async def retrieve(id: str, caller: MemberCaller) -> Response:
     """Return a conversation."""
     session = await conversation(caller, id)
     return JSONResponse(_shown((await session.info()).session))
 
 
 @router.post("/{id}")
-async def update(id: str, body: UpdateConversation, caller: RequestCaller) -> Response:
+async def update(id: str, body: UpdateConversation, caller: MemberCaller) -> Response:
     """Replace the metadata of a conversation."""
     session = await conversation(caller, id)
     had = [name for name in (await session.info()).session.metadata if not name.startswith(DELETED)]
@@ -93,7 +94,7 @@ async def update(id: str, body: UpdateConversation, caller: RequestCaller) -> Re
 
 
 @router.delete("/{id}")
-async def delete(id: str, caller: RequestCaller) -> Response:
+async def delete(id: str, caller: MemberCaller) -> Response:
     """Delete a conversation with all that was said in it. A response that waits for its client is cancelled."""
     session = await conversation(caller, id)
     try:
@@ -111,7 +112,7 @@ async def delete(id: str, caller: RequestCaller) -> Response:
 @router.get("/{id}/items")
 async def items(
     id: str,
-    caller: RequestCaller,
+    caller: MemberCaller,
     page: Asked,
 ) -> Response:
     """List the items of a conversation."""
@@ -134,7 +135,7 @@ async def items(
 
 
 @router.post("/{id}/items")
-async def add_items(id: str, body: AddItems, caller: RequestCaller, query: Include) -> Response:
+async def add_items(id: str, body: AddItems, caller: MemberCaller, query: Include) -> Response:
     """Add items to a conversation; the next response in it continues them."""
     query.check()
     blocks = _blocks(body.items)
@@ -147,7 +148,7 @@ async def add_items(id: str, body: AddItems, caller: RequestCaller, query: Inclu
 
 
 @router.get("/{id}/items/{item_id}")
-async def item(id: str, item_id: str, caller: RequestCaller, query: Include) -> Response:
+async def item(id: str, item_id: str, caller: MemberCaller, query: Include) -> Response:
     """Return an item of a conversation."""
     query.check()
     session = await conversation(caller, id)
@@ -156,7 +157,7 @@ async def item(id: str, item_id: str, caller: RequestCaller, query: Include) -> 
 
 
 @router.delete("/{id}/items/{item_id}")
-async def delete_item(id: str, item_id: str, caller: RequestCaller) -> Response:
+async def delete_item(id: str, item_id: str, caller: MemberCaller) -> Response:
     """Delete an item, so that no later response is made with it; return the conversation.
 
     Responses that were made with it stay as they are.

@@ -60,6 +60,16 @@ def invalid(param: str, message: str, code: str | None = None, **more: Any) -> O
     return OpenAIError(400, message, param=param, code=code, **more)
 
 
+def check_own(owner: str | None, param: str, remedy: str) -> None:
+    """Refuse a request that makes something new and names by `owner` another user, whose sessions it is about.
+
+    Raises:
+        OpenAIError: it names one.
+    """
+    if owner is not None:
+        raise invalid(param, f"Nothing new can be made for user {shown(owner)}, whom `owner` names: {remedy}.")
+
+
 def check_no_key(key: str | None, remedy: str) -> None:
     """Refuse an idempotency key of a request of which nothing is stored: its answer could not be found again."""
     if key is not None:

@@ -18,6 +18,8 @@ class Including(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     include: list[str] = Field(default=[], alias="include[]")
+    owner: str | None = None
+    """Read by `MemberCaller`."""
 
     def check(self) -> None:
         """Refuse what cannot be included.

@@ -23,7 +23,7 @@ from turnwise.http.openai.inputs import read_input
 from turnwise.http.openai.items import ENCRYPTED, output_items, prompt_items
 from turnwise.http.openai.pages import Asked, Including, page_of
 from turnwise.http.openai.start_response import DELETED, RunResponse, find, load, newest, start
-from turnwise.http.service import Caller, RequestCaller
+from turnwise.http.service import Caller, MemberCaller
 from turnwise.http.sse import EventStream, encode, wait_for
 
 router = APIRouter(prefix="/openai/v1/responses", tags=["OpenAI responses"], route_class=OpenAIRoute)
@@ -41,7 +41,7 @@ class Look(Including):
 async def create(
     body: CreateResponse,
     request: Request,
-    caller: RequestCaller,
+    caller: MemberCaller,
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Start a response, and return it when it has ended, or at once if it is in the background; or stream it."""
@@ -62,7 +62,7 @@ async def create(
 @router.get("/{response_id}")
 async def retrieve(
     response_id: str,
-    caller: RequestCaller,
+    caller: MemberCaller,
     look: Annotated[Look, Query()],
 ) -> Response:
     """Return a response as it is now, or stream its events behind a sequence number."""
@@ -79,7 +79,7 @@ async def retrieve(
 
 
 @router.post("/{response_id}/cancel")
-async def cancel(response_id: str, caller: RequestCaller) -> Response:
+async def cancel(response_id: str, caller: MemberCaller) -> Response:
     """Cancel a response, in the background or not; return it. One that has ended stays as it is.
 
     If it waits for outputs, its run ends; if a later response has its run, that one goes on.
@@ -91,12 +91,12 @@ async def cancel(response_id: str, caller: RequestCaller) -> Response:
 
 
 @router.delete("/{response_id}")
-async def delete(response_id: str, caller: RequestCaller) -> Response:
+async def delete(response_id: str, caller: MemberCaller) -> Response:
     """Delete a response; cancel it first if it has not ended. Its text stays part of later responses."""
     response = await _find(caller, response_id)
     if await _is_newest(caller, response) and response.run.is_open:
         await response.execution.cancel("its response was deleted")
-    session = await caller.manager.get(response.execution.session_id, user_id=caller.user_id)
+    session = await caller.manager.get(response.execution.session_id, **caller.whose)
     if is_hidden(session.id) and len(await session.runs(limit=2)) == 1 and await _is_last(caller, session, response):
         try:
             await session.delete()
@@ -135,13 +135,13 @@ def _deleted(id: str) -> Response:
 @router.get("/{response_id}/input_items")
 async def input_items(
     response_id: str,
-    caller: RequestCaller,
+    caller: MemberCaller,
     page: Asked,
 ) -> Response:
     """List the items that a response was given: prompts, or the outputs of the calls before it."""
     page.check()
     response = await _find(caller, response_id)
-    session = await caller.manager.get(response.execution.session_id, user_id=caller.user_id)
+    session = await caller.manager.get(response.execution.session_id, **caller.whose)
     try:
         turn = await session.turn(response.execution.turn_index)
     except TurnNotFoundError:

@@ -26,7 +26,7 @@ from turnwise.errors import (
     TurnwiseError,
 )
 from turnwise.http.openai.answers import Answer
-from turnwise.http.openai.errors import OpenAIError, check_no_key, invalid, not_found
+from turnwise.http.openai.errors import OpenAIError, check_no_key, check_own, invalid, not_found
 from turnwise.http.openai.fields import CreateResponse, FunctionTool, check_same
 from turnwise.http.openai.ids import hidden_session, is_hidden, response_id, run_of, session_of
 from turnwise.http.openai.inputs import ResponseInput
@@ -72,9 +72,9 @@ async def find(caller: Caller, id: str) -> RunResponse | None:
         return None
     run_id, part = run_and_part
     try:
-        execution = await caller.manager.execution(run_id, user_id=caller.user_id)
+        execution = await caller.manager.execution(run_id, **caller.whose)
         run = await execution.info()
-        session = await caller.manager.get(execution.session_id, user_id=caller.user_id)
+        session = await caller.manager.get(execution.session_id, **caller.whose)
         info = await session.info()
     except (NotFoundError, InvalidIdError):
         return None
@@ -107,7 +107,7 @@ async def conversation(caller: Caller, id: str) -> AsyncSession:
     session_id = session_of(id)
     if session_id is not None:
         try:
-            return await caller.manager.get(session_id, user_id=caller.user_id)
+            return await caller.manager.get(session_id, **caller.whose)
         except (NotFoundError, InvalidIdError):
             pass
     raise not_found("Conversation", id)
@@ -129,6 +129,7 @@ async def start(caller: Caller, body: CreateResponse, request_input: ResponseInp
         return await _in_conversation(caller, body, request_input, options, choice)
     if body.previous_response_id is not None:
         return await _after_previous(caller, body, request_input, options, choice)
+    check_own(caller.owner, "conversation", "name the conversation, or a response in it, or leave `owner` out")
     if request_input.is_answer:
         raise _unknown_output(request_input)
     if body.store is False:
@@ -300,7 +301,7 @@ async def _after_previous(
     if response.run.is_open:
         reason = f"Previous response with id '{previous}' has not ended: wait for it, or cancel it."
         raise invalid("previous_response_id", reason, "previous_response_not_completed", response_id=previous)
-    session = await caller.manager.get(response.execution.session_id, user_id=caller.user_id)
+    session = await caller.manager.get(response.execution.session_id, **caller.whose)
     if body.store is False:
         turn = await session.turn(response.execution.turn_index)
         return await _run_once(
@@ -323,7 +324,7 @@ async def _fork(caller: Caller, session: AsyncSession, response: RunResponse, op
     try:
         return await session.fork(response.execution.turn_index, session_id)
     except SessionExistsError:  # the request was repeated
-        return await caller.manager.get(session_id, user_id=caller.user_id)
+        return await caller.manager.get(session_id, **caller.whose)
     except TurnNotFoundError:  # its turn was discarded
         raise _no_previous(response.id) from None
 

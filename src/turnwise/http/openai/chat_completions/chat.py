@@ -42,10 +42,20 @@ from turnwise.http.openai.chat_completions.completion_request import CreateCompl
 from turnwise.http.openai.chat_completions.completions import Completion, needs_approval
 from turnwise.http.openai.chat_completions.messages import Chat, read_messages
 from turnwise.http.openai.chat_completions.new_messages import New, is_alone, news
-from turnwise.http.openai.errors import OpenAIError, OpenAIRoute, answer, answer_of, body_of, check_no_key, invalid
+from turnwise.http.openai.errors import (
+    OpenAIError,
+    OpenAIRoute,
+    answer,
+    answer_of,
+    body_of,
+    check_no_key,
+    check_own,
+    invalid,
+)
 from turnwise.http.openai.models import Chosen, chosen, run_on
 from turnwise.http.openai.run_events import events_so_far
-from turnwise.http.service import Caller, RequestCaller
+from turnwise.http.same_prompt import unsigned
+from turnwise.http.service import Caller, MemberCaller
 from turnwise.http.sse import EventStream, encode, wait_for
 from turnwise.memory.conversation.blocks import AnyBlock
 from turnwise.memory.conversation.events import AnyEvent
@@ -92,7 +102,7 @@ class _Answering:
 async def create(
     body: CreateCompletion,
     request: Request,
-    caller: RequestCaller,
+    caller: MemberCaller,
     x_session_id: Annotated[str | None, Header()] = None,
     idempotency_key: Annotated[str | None, Header()] = None,
 ) -> Response:
@@ -119,6 +129,7 @@ async def create(
         try:
             if x_session_id is None:
                 check_no_key(idempotency_key, "name a session by X-Session-Id")
+                check_own(caller.owner, "messages", "name a session by X-Session-Id, or leave `owner` out")
                 answering = await _stateless(completion_request)
             else:
                 answering = await _durable(completion_request, id_of_header(x_session_id), idempotency_key)
@@ -212,7 +223,7 @@ async def _in_session(completion_request: _ChatRequest, session: AsyncSession, o
         repeated = await _last(session)
         if repeated.run.is_open or repeated.run.state == "completed" or new.after:
             return _answer(body, repeated.execution, repeated.run, new.after)
-        prompts = repeated.prompts  # it has failed, so it is asked again
+        prompts = list(map(unsigned, repeated.prompts))  # it has failed, so it is asked again
     try:
         if engine is None:
             execution = await session.run(*prompts, **options)
@@ -284,8 +295,10 @@ async def _session(completion_request: _ChatRequest, session_id: str) -> AsyncSe
     """Return the session of a request; a new one only if its first run can start."""
     caller = completion_request.caller
     try:
-        return await caller.manager.get(session_id, user_id=caller.user_id)
+        return await caller.manager.get(session_id, **caller.whose)
     except SessionNotFoundError:
+        if caller.owner is not None:
+            raise
         new = news(completion_request.chat, [])
     if new.results:
         reason = f"no call with the id {new.results[0].call_id!r} waits for a result in this session"

@@ -14,6 +14,7 @@ from itertools import zip_longest
 
 from turnwise.http.openai.chat_completions.messages import Chat
 from turnwise.http.openai.errors import OpenAIError
+from turnwise.http.same_prompt import is_same_prompt
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse
 from turnwise.memory.conversation.views.chat_messages import ChatMessage
 
@@ -146,13 +147,17 @@ def _matched(had: Sequence[_Group], sent: Sequence[_Group]) -> int:
     index = -1
     for number, group in enumerate(had):
         here = sent[index + 1] if index + 1 < len(sent) else None
-        if here is None or here.block != group.block:
+        if here is None or not _is_same(group.block, here.block):
             if not group.is_whole and not group.answer:
                 continue  # the client may leave out prompts that were not answered
             raise _differs(group, here)
         index += 1
         _check_answer(group, here, is_last=number == len(had) - 1)
     return index
+
+
+def _is_same(had: AnyBlock | None, sent: AnyBlock | None) -> bool:
+    return had is sent if had is None or sent is None else is_same_prompt(had, sent)
 
 
 def _check_answer(had: _Group, sent: _Group, *, is_last: bool) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli.common import AsJson, Command, Namespace, OfAgent, OfUser, Store, reading, run
+from turnwise.cli.common import AsJson, Command, Namespace, OfAgent, OfTenant, OfUser, Store, reading, run
 from turnwise.cli.output import Cell, Column, one_line, print_json, print_table, write
 from turnwise.cli.session_control import changing
 from turnwise.console.elements.text import moment, number
@@ -20,12 +20,14 @@ _COST_DIGITS = 6
 
 
 @quotas.command("ls", cls=Command)
-def list_(store: Store, *, user: OfUser = None, agent: OfAgent = None, as_json: AsJson = False) -> None:
+def list_(
+    store: Store, *, user: OfUser = None, agent: OfAgent = None, tenant: OfTenant = None, as_json: AsJson = False
+) -> None:
     """List quotas. With --user, those that limit this user, and what was used of those of each user."""
 
     async def work() -> None:
         async with reading(store) as manager:
-            uses = await manager.quotas(user_id=user, agent=agent)
+            uses = await manager.quotas(user_id=user, agent=agent, tenant=tenant)
         if as_json:
             from turnwise.http.native.quotas import QuotaShown, QuotasShown
 
@@ -58,6 +60,7 @@ def set_(
     *,
     user: Annotated[str | None, typer.Option("--user", help="Of this user; '*' for each. Else of all.")] = None,
     agent: Annotated[str | None, typer.Option("--agent", help="Of this agent's sessions; '*' for each agent.")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Of this tenant's users; '*' for each tenant.")] = None,
     runs: Annotated[int | None, typer.Option("--runs", help="How many runs begin.")] = None,
     tokens: Annotated[int | None, typer.Option("--tokens", help="How many tokens are used.")] = None,
     cost: Annotated[float | None, typer.Option("--cost", help="How much is spent.")] = None,
@@ -72,7 +75,7 @@ def set_(
     async def work() -> None:
         from turnwise.memory.quotas.records import Quota
 
-        quota = Quota(user_id=user, agent=agent, **fields)
+        quota = Quota(user_id=user, agent=agent, tenant=tenant, **fields)
         async with changing(store, namespace) as manager:
             await manager.set_quota(quota)
         if as_json:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli.common import AsJson, OfAgent, OfUser, Store, reading, run
+from turnwise.cli.common import AsJson, OfAgent, OfTenant, OfUser, Store, reading, run
 from turnwise.cli.output import Cell, Column, print_json, print_table
 from turnwise.console.elements.text import number
 
@@ -24,12 +24,13 @@ def usage(
     store: Store,
     *,
     by: Annotated[
-        str, typer.Option(help="What to split the sums by: day, user, agent, session, kind, model, tool; `day,model`.")
+        str, typer.Option(help="What to split the sums by: day, user, agent, session, kind, model, tool, tenant.")
     ] = "",
     since: Annotated[str | None, typer.Option(help="Only on this day or later, in UTC: 2026-11-29.")] = None,
     until: Annotated[str | None, typer.Option(help="Only on this day or before.")] = None,
     user: OfUser = None,
     agent: OfAgent = None,
+    tenant: OfTenant = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -38,7 +39,8 @@ def usage(
     Tokens that no provider reported, as of stopped answers, are counted by turnwise: of all tokens, that many.
     """
     names = [name.strip() for name in by.split(",") if name.strip()]
-    report = run(_report(store, {"user_id": user, "agent": agent, "since": since, "until": until, "by": names}))
+    query = {"user_id": user, "agent": agent, "tenant": tenant, "since": since, "until": until, "by": names}
+    report = run(_report(store, query))
     if as_csv:
         sys.stdout.write(report.csv())
         return

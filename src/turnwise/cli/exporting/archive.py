@@ -13,6 +13,7 @@ import typer
 from turnwise.cli.common import (
     FAILED,
     AsJson,
+    Files,
     History,
     SessionId,
     Store,
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
     from turnwise.memory.stores.base import SessionStore
 
 _STREAM = "-"
-
-Files = Annotated[
-    str | None, typer.Option("--files", help="Where the bytes of files are, if not in the folder beside a SQLite file.")
-]
 
 
 def export(

@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from turnwise.cli.common import FAILED, STORE, AsJson, sqlite_file, still
+from turnwise.cli.doctor.process_facts import Facts, facts
 from turnwise.cli.output import console, one_line, print_json
-from turnwise.cli.process_facts import Facts, facts
 from turnwise.errors import SchemaVersionError, TurnwiseError
 from turnwise.memory.stores.sql.sqlite_owner import lock_holder, running_owner
 

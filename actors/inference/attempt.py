@@ -19,6 +19,7 @@ from turnwise.errors import (
     GuardrailError,
     LimitError,
     OutputError,
+    ProviderAwayError,
     RequestRefusedError,
     StrategyError,
     TurnwiseError,
@@ -522,6 +523,9 @@ def _code(error: BaseException) -> str | None:
 REFUSED = "refused"
 """The code of a run whose provider refused the content of the conversation."""
 
+AWAY = "away"
+"""The code of a run whose provider cannot be reached, or allows no more requests now."""
+
 GUARDRAIL = "guardrail"
 """The code of a run that a guardrail stopped: the answer that a model was giving is not kept."""
 
@@ -535,6 +539,7 @@ _CODES: Mapping[type[TurnwiseError], str] = {
     CompactionError: "compaction",
     GuardrailError: GUARDRAIL,
     RequestRefusedError: REFUSED,
+    ProviderAwayError: AWAY,
     UnsupportedBlockError: REFUSED,
 }
 

@@ -90,7 +90,8 @@ class RunRecord(Record):
     code: str | None = None
     """A machine-readable word for `why`; None for other reasons. `step_limit`, `budget`, `timeout`; `window`: the
     newest turn does not fit; `compaction`: the overflow strategy could not make room; `refused`: the provider refused,
-    or would refuse, the conversation's content; `output_invalid`, `output_refused`, `output_cut`: there is no answer of
+    or would refuse, the conversation's content; `away`: the provider cannot be reached, or allows no more
+    requests now; `output_invalid`, `output_refused`, `output_cut`: there is no answer of
     the requested type; `merged`: the run `successor` has its prompts; `replaced`: the run `successor`
     has come in its place."""
     successor: str | None = None

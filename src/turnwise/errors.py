@@ -15,7 +15,8 @@ TurnwiseError
 │   ├── NameRefusedError       (also a StoreError) no store keeps such an id or key
 │   ├── ArchiveError           a line of an archive cannot be imported
 │   ├── FileRefusedError       a file is too large, or has a name or a type that cannot be stored
-│   └── TranscriptError
+│   ├── TranscriptError
+│   └── ReplayChangedError     a replay was begun with other settings, so it cannot go on with these
 ├── NotFoundError              no such thing, or no longer
 │   ├── SessionNotFoundError
 │   ├── TurnNotFoundError
@@ -46,6 +47,7 @@ TurnwiseError
 │   └── SessionInUseError      what was asked for has to wait for the run's end
 ├── OverloadedError            a limit of the placement is reached: try again later
 │   └── EngineLimitError       open runs have as many different engines as a process holds
+├── ReplayInUseError           another replay into this folder runs
 ├── QuotaExceededError         a quota is used up; says when the next period begins
 ├── SessionEndedError          you closed it
 ├── NoActiveRunError
@@ -70,7 +72,8 @@ TurnwiseError
 │   ├── OutputError            the model gave no answer of the requested type
 │   ├── GuardrailError         a guardrail of another framework's agent stopped the run
 │   ├── ToolAbortError
-│   └── ReplayStoppedError     a replayed turn made a call that nothing answers
+│   ├── ReplayStoppedError     a replayed turn made a call that nothing answers
+│   └── ProviderAwayError      the provider cannot be reached, or refuses for now
 ├── ToolError                  what a tool raises to tell the model something
 ├── ToolServerError            a server of tools (MCP) cannot be reached or understood
 ├── WindowOverflowError        the next request does not fit into the model's window
@@ -293,6 +296,24 @@ class TranscriptError(InvalidInputError):
 
     message = "{why}"
     why: str
+
+
+class ReplayChangedError(InvalidInputError):
+    """A replay cannot go on in a folder where it was begun with other settings; nothing was asked."""
+
+    message = (
+        "the replay in {folder!r} was begun with other settings; these differ: {names}. Use the same ones to go on "
+        "with it, another folder as out=, or AtScale(anew=True), which deletes its records"
+    )
+    folder: str
+    names: str
+
+
+class ReplayInUseError(TurnwiseError):
+    """Processes of another replay write into the folder; nothing was asked."""
+
+    message = "another replay writes into {folder!r}: wait for its end, or use another folder as out="
+    folder: str
 
 
 class FileRefusedError(InvalidInputError):
@@ -806,6 +827,13 @@ class ToolAbortError(EngineError):
     name: str
     call_id: str
     why: str
+
+
+class ProviderAwayError(EngineError):
+    """The provider cannot be reached, is overloaded, or allows no more requests now.
+
+    The run fails with the code `away`.
+    """
 
 
 class ReplayStoppedError(EngineError):

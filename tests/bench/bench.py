@@ -30,6 +30,7 @@ from typing import Any, Literal
 
 # Ray reads these when it is imported: send no statistics, and do not report the actors that are killed on purpose.
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - as Ray spells it; otherwise its workers get less than lower bounds
 os.environ |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
 
 import openai
@@ -45,6 +46,7 @@ import window
 from engines import process_of
 from harness import ProcessorTime, Samples, Table, counted_calls, end_process, prompt_of, retire
 from long_term import forgetting, remembering
+from replaying import measure as replaying
 from stored.sql_traffic import listening
 from turnwise import (
     EchoEngine,
@@ -113,6 +115,7 @@ class Scale:
     due: int
     idle_minutes: float
     agents: int
+    replayed: int
 
 
 FULL = Scale(
@@ -147,6 +150,7 @@ FULL = Scale(
     due=400,
     idle_minutes=2.0,
     agents=50,
+    replayed=100_000,
 )
 QUICK = Scale(
     rounds=5,
@@ -180,6 +184,7 @@ QUICK = Scale(
     due=20,
     idle_minutes=0.02,
     agents=3,
+    replayed=200,
 )
 
 
@@ -739,6 +744,11 @@ class Bench:
         """Measure search, and what it adds to a turn."""
         searching.measure(self.table, messages=self.scale.messages, rounds=self.scale.searches)
 
+    def replay(self) -> None:
+        """Measure replays of many stored sessions by an instant model, on Ray Data."""
+        cache = Path(__file__).parents[2] / ".cache" / "replay"
+        replaying.measure(self.table, self.folder, cache, sessions=self.scale.replayed)
+
     def quotas(self) -> None:
         """Measure what quotas add to turns, and by how much one of tokens is exceeded."""
         quotas.measure(self.table, rounds=self.scale.searches)
@@ -905,6 +915,7 @@ PARTS: dict[str, Callable[[Bench], object]] = {
     "forgetting": Bench.forgetting,
     "deliveries": Bench.deliveries,
     "search": Bench.search,
+    "replay": Bench.replay,
     "quotas": Bench.quotas,
     "packed": Bench.packed,
     "visits": Bench.visits,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.hosting.store_spec import StoreSpec
 from turnwise.errors import FilesUnavailableError
 from turnwise.memory.files.access import FileAccess
+from turnwise.memory.files.records import FileLimits
 from turnwise.memory.stores.base import SessionStore
 
 Result = TypeVar("Result")
@@ -21,6 +24,10 @@ class StoredConversations:
     store: SessionStore
     files: FileAccess | None
     has_memories: bool
+    place: StoreSpec | None = None
+    """How other processes open the store."""
+    namespace: str = ""
+    file_limits: FileLimits | None = None
 
 
 Work = Callable[[StoredConversations], Awaitable[Result]]
@@ -30,15 +37,28 @@ def conversations_of(manager: Any, work: Work[Any]) -> Any:
     """Carry out what reads the conversations of a manager of either family; return its result.
 
     With an `AsyncSessionManager` this is a coroutine. With a `SessionManager` it blocks, and the work runs on the event
-    loop of the manager's store; if the caller is interrupted, the work is cancelled.
+    loop of the manager's store; if the caller is interrupted, such as by Ctrl+C, the work is cancelled first.
     """
     if isinstance(manager, AsyncSessionManager):
         return _carry_out(manager, work)
+    tasks: list[asyncio.Task[Any]] = []
 
     async def on_portal() -> Any:
+        tasks.extend(filter(None, [asyncio.current_task()]))
         return await work(_stored(manager))
 
-    return manager._client.portal.run(on_portal())  # noqa: SLF001 - of the same package
+    portal = manager._client.portal  # noqa: SLF001 - of the same package
+    try:
+        return portal.run(on_portal())
+    except BaseException:
+        for task in tasks:
+            portal.run(_cancel(task))
+        raise
+
+
+async def _cancel(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
 
 
 async def _carry_out(manager: AsyncSessionManager, work: Work[Any]) -> Any:
@@ -52,4 +72,11 @@ def _stored(manager: Any) -> StoredConversations:
         files: FileAccess | None = client.files
     except FilesUnavailableError:
         files = None
-    return StoredConversations(client.session_store, files, bool(client.memories or client.working_memory))
+    return StoredConversations(
+        client.session_store,
+        files,
+        bool(client.memories or client.working_memory),
+        client.store_spec,
+        client.namespace,
+        client.file_limits,
+    )

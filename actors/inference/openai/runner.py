@@ -16,7 +16,7 @@ from turnwise.actors.inference.openai.stream import AnswerStream
 from turnwise.actors.inference.openai.structured_output import Form
 from turnwise.actors.inference.redaction import redacted
 from turnwise.actors.inference.tools.tool import tools_of_run
-from turnwise.errors import ContextOverflowError, EngineError, OutputError, RequestRefusedError
+from turnwise.errors import ContextOverflowError, EngineError, OutputError, ProviderAwayError, RequestRefusedError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, System, Text, ToolResult, ToolUse
 from turnwise.memory.conversation.output_type import OutputType, as_said
 from turnwise.memory.conversation.transcript import system_of
@@ -50,6 +50,12 @@ _REFUSALS = (400, 413, 415, 422)
 
 _QUOTED = 500
 """The maximum length of a refusal's quotation in an error, in characters."""
+
+_AWAY = (408, 409, 429)
+"""The HTTP statuses, below 500, of requests that the provider may accept later."""
+
+_SERVER_ERROR = 500
+"""The first HTTP status of those that are the server's fault."""
 
 _TOO_LONG = "context_length_exceeded"
 
@@ -284,10 +290,11 @@ class OpenAIRunner:
             except (self._library.APITimeoutError, TimeoutError) as error:
                 name = "timeout_s" if self._settings.first_byte_s is None else "first_byte_s"
                 limit = f"{name}={self._settings.begins_within_s}, retries included"
-                raise self._error(f"sent nothing within {limit}: raise {name}=, or check base_url=") from error
+                reason = f"sent nothing within {limit}: raise {name}=, or check base_url="
+                raise self._error(reason, ProviderAwayError) from error
             except self._library.APIConnectionError as error:
                 reason = f"cannot be reached ({error.__cause__}), {self._tries}: check base_url= and the network"
-                raise self._error(reason) from error
+                raise self._error(reason, ProviderAwayError) from error
             except self._library.APIStatusError as error:
                 message = f"{error.message} {error.body}" if error.status_code in _ADAPTABLE else ""
                 if message and (without_thoughts := self._api.without_thoughts(request, message)):
@@ -320,6 +327,8 @@ class OpenAIRunner:
         if code == _TOO_LONG or TOO_LONG_MESSAGE.search(f"{error.message} {error.body}"):
             return self._error(f"refused the request: {message}; {_REMEDIES_BY_CODE[_TOO_LONG]}", ContextOverflowError)
         kind = RequestRefusedError if self._is_of_conversation(error.status_code, code, field) else EngineError
+        if (error.status_code in _AWAY or error.status_code >= _SERVER_ERROR) and (code not in _REMEDIES_BY_CODE):
+            kind = ProviderAwayError
         return self._error(f"refused the request: {message}; {remedy}", kind)
 
     async def _read(self, stream: Stream, answer: Answer, context: RunContext, chat: Operation) -> bool:

@@ -121,7 +121,7 @@ def print_json_line(value: object) -> None:
 
 
 @contextmanager
-def progress(label: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+def progress(label: str, total: int | None = None) -> Iterator[Callable[..., None]]:
     """Show on standard error how far a long work is; nothing if that is no terminal.
 
     Args:
@@ -129,10 +129,10 @@ def progress(label: str, total: int | None = None) -> Iterator[Callable[[int], N
         total: how much there is to do; None if that is not known.
 
     Yields:
-        What to call with how much is done.
+        What to call with how much is done, and with what else to say of it, if anything.
     """
     if not sys.stderr.isatty():
-        yield lambda _: None
+        yield lambda *_: None
         return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -143,7 +143,7 @@ def progress(label: str, total: int | None = None) -> Iterator[Callable[[int], N
         SpinnerColumn(), name, *columns, TimeElapsedColumn(), console=console(stderr=True), transient=True
     ) as bar:
         task = bar.add_task(one_line(label), total=total, count="")
-        yield lambda count: bar.update(task, completed=count, count=f"{count:,}")
+        yield lambda count, more="": bar.update(task, completed=count, count=one_line(f"{count:,}{more}"))
 
 
 def _as_json(value: Any) -> Any:

@@ -4,6 +4,8 @@ from turnwise.replay.recorded import RecordedTurn as RecordedTurn, recorded_turn
 from turnwise.replay.records import Answer as Answer, Call as Call, TurnReplay as TurnReplay
 from turnwise.replay.replaying import Variant as Variant, Work as Work, replay_turns as replay_turns
 from turnwise.replay.run import Replay as Replay, check_requests as check_requests, replay as replay
+from turnwise.replay.scale.parts import Unreadable as Unreadable
+from turnwise.replay.scale.settings import AtScale as AtScale, Progress as Progress
 from turnwise.replay.selecting import Selection as Selection
 from turnwise.replay.statistics import (
     Group as Group,

@@ -29,6 +29,8 @@ from turnwise.replay.recorded import recorded_turns
 from turnwise.replay.records import TurnReplay
 from turnwise.replay.replaying import Replaying, Variant, Work
 from turnwise.replay.report import write_report
+from turnwise.replay.scale.parts import Unreadable
+from turnwise.replay.scale.settings import AtScale
 from turnwise.replay.selecting import Candidates, Chosen, Selection, sessions_of
 from turnwise.replay.settings import settings_of
 from turnwise.replay.statistics import Summary, Summing, difference
@@ -54,6 +56,12 @@ class Replay:
     """The files that were written, by kind: `report`, `lines`, `settings`, `parquet`."""
     failed: tuple[str, ...] = ()
     """The comparisons of `fail_if` that are true; empty if the replay has not failed."""
+    left: int = 0
+    """At scale: how many sessions have turns that were not asked, or whose provider was away. The same call goes on."""
+    stopped: str | None = None
+    """Why turns are left, if they are, and the provider was not away."""
+    unreadable: tuple[Unreadable, ...] = ()
+    """At scale: sessions that cannot be read, at most 1,000 of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +77,7 @@ class _Job:
     seed: int
     condition: Condition | None
     progress: Callable[[int], object] | None
+    at_scale: AtScale | None
 
 
 Engines = EngineBuilder | Mapping[str, EngineBuilder]
@@ -96,6 +105,7 @@ class ReplayOptions(TypedDict, total=False):
     keep: int
     fail_if: str | None
     progress: Callable[[int], object] | None
+    at_scale: AtScale | None
 
 
 @overload
@@ -142,11 +152,15 @@ def replay(manager: SessionManager | AsyncSessionManager, *, engine: Engines, **
         keep: how many records of turns the result has.
         fail_if: when the replay counts as failed, such as `cost > 1.1x or refusals > +1%`: see `Condition.parse`.
         progress: called with the number of turns that were replayed, after each conversation.
+        at_scale: how many sessions are replayed: with Ray Data, within rates and a budget, and going on after a kill.
+            Then `out` gets the records as a folder of parts, `turns`.
 
     Raises:
         InvalidInputError, ConfigError: an argument cannot be used; nothing was asked.
         SessionNotFoundError: a session that `select` names does not exist.
         StoreError: the store cannot be read.
+        ReplayChangedError: at scale, the folder has a replay with other settings.
+        ReplayInUseError: at scale, another replay writes into the folder.
     """
     if not isinstance(manager, SessionManager | AsyncSessionManager):
         raise InvalidInputError("manager", shown(manager), "pass a SessionManager or an AsyncSessionManager")
@@ -176,6 +190,7 @@ def _job(
     keep: int = 10_000,
     fail_if: str | None = None,
     progress: Callable[[int], object] | None = None,
+    at_scale: AtScale | None = None,
 ) -> _Job:
     """Return a replay whose arguments can be used; see `replay`."""
     config = config or manager_config
@@ -193,6 +208,13 @@ def _job(
         if out is None:
             raise InvalidInputError("parquet", shown(parquet), "pass a folder as out=")
         check_parquet()
+    if at_scale is not None:
+        if not isinstance(at_scale, AtScale):
+            raise InvalidInputError("at_scale", shown(at_scale), "pass AtScale(...)")
+        if out is None:
+            raise InvalidInputError("out", shown(out), "a replay at scale needs a folder for its records")
+        if progress is not None:
+            raise InvalidInputError("progress", shown(progress), "pass it to AtScale: it gets a Progress there")
     recalling = None if memory is None else Recalling(memories=tuple(memory), config=config.memory)
     work = Work(
         variant=Variant(engine=builder, overflow=overflow, memory=recalling, forward=forward),
@@ -212,6 +234,7 @@ def _job(
         seed=seed,
         condition=None if fail_if is None else Condition.parse(fail_if, tuple(grader.name for grader in graders)),
         progress=progress,
+        at_scale=at_scale,
     )
 
 
@@ -301,6 +324,8 @@ class _Results:
 
 
 async def _replay(stored: StoredConversations, job: _Job) -> Replay:
+    if job.at_scale is not None and job.out is not None:
+        return await _replay_at_scale(stored, job, job.at_scale, job.out)
     if job.out is None:
         results = _Results(job, None)
         await _run(stored, job, results)
@@ -319,6 +344,38 @@ async def _replay(stored: StoredConversations, job: _Job) -> Replay:
         write_report, files["report"], found.summary, shown_turns, failed=found.failed, settings=found.settings
     )
     return replace(found, files=files)
+
+
+async def _replay_at_scale(stored: StoredConversations, job: _Job, scale: AtScale, out: Path) -> Replay:
+    from turnwise.replay.scale.run import replay_at_scale
+
+    found = await replay_at_scale(
+        stored,
+        folder=out,
+        work=job.work,
+        select=job.select,
+        at_once=job.at_once,
+        keep=job.keep,
+        seed=job.seed,
+        parquet=job.parquet,
+        scale=scale,
+    )
+    failed = tuple(job.condition.met(found.summary)) if job.condition else ()
+    files = {"report": out / "report.html", "lines": found.lines, "settings": out / "settings.json"}
+    settings = settings_of(job.work, job.select, seed=job.seed)
+    await asyncio.to_thread(files["settings"].write_text, json.dumps(settings, indent=2), "utf-8")
+    shown_turns = found.turns[:MOST_SHOWN]
+    await asyncio.to_thread(write_report, files["report"], found.summary, shown_turns, failed=failed, settings=settings)
+    return Replay(
+        summary=found.summary,
+        turns=found.turns,
+        settings=settings,
+        files=files,
+        failed=failed,
+        left=found.left,
+        stopped=found.stopped,
+        unreadable=found.unreadable,
+    )
 
 
 async def _run(stored: StoredConversations, job: _Job, results: _Results) -> None:

@@ -6,6 +6,7 @@ conversations with replacement, again and again, and looks how much the mean ove
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -132,7 +133,10 @@ class Summary:
 
 
 class Summing:
-    """Adds up records. It holds a row of sums for each conversation of each group, whatever the number of turns.
+    """Adds up records. It holds at most `MOST_DRAWN` rows of sums for each group, whatever the number of turns.
+
+    Each row has one conversation; if a group has more of them, each has some, which are put together at random by their
+    ids, and gives the same intervals.
 
     Args:
         graders: the names of grades.
@@ -147,10 +151,17 @@ class Summing:
         self._metrics = [*amounts, *rates, *changes, *grades]
         self._readers = [_reader(metric) for metric in self._metrics]
         self._seed = seed
-        self._groups: dict[str, dict[tuple[str, str], np.ndarray[Any, Any]]] = {}
+        self._groups: dict[str, _Rows] = {}
         self._turns: dict[str, int] = {}
         self._inexact = 0
         self._has_floor = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_readers"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._readers = [_reader(metric) for metric in self._metrics]
 
     def add(self, replay: TurnReplay) -> None:
         """Add the record of a turn."""
@@ -158,21 +169,27 @@ class Summing:
         self._inexact += bool(replay.inexact)
         self._has_floor = self._has_floor or replay.floor is not None
         for name in ("", *self._group_names(replay)):
-            sums = self._groups.setdefault(name, {})
-            row = sums.get(replay.conversation)
-            if row is None:
-                sums[replay.conversation] = values.copy()
-            else:
-                row += values
+            self._groups.setdefault(name, _Rows()).add(replay.conversation, values)
             self._turns[name] = self._turns.get(name, 0) + 1
+
+    def merge(self, other: Summing) -> None:
+        """Add what another one has added, of other conversations and with the same graders."""
+        self._inexact += other._inexact
+        self._has_floor = self._has_floor or other._has_floor
+        for name, rows in other._groups.items():
+            known = self._known(name)
+            self._groups.setdefault(known, _Rows()).merge(rows)
+            self._turns[known] = self._turns.get(known, 0) + other._turns[name]
 
     def _group_names(self, replay: TurnReplay) -> list[str]:
         names = [f"agent={replay.agent}"] if replay.agent else []
         names += [f"{label}={value}" for label, value in replay.labels.items()]
         bound = max(bound for bound in LONG_BLOCKS if replay.window_blocks >= bound)
         names.append(f"length>={bound}")
-        known = [name if name in self._groups or len(self._groups) <= MOST_GROUPS else "other" for name in names]
-        return list(dict.fromkeys(known))
+        return list(dict.fromkeys(map(self._known, names)))
+
+    def _known(self, name: str) -> str:
+        return name if not name or name in self._groups or len(self._groups) <= MOST_GROUPS else "other"
 
     def summary(self) -> Summary:
         """Return the summary of what was added."""
@@ -182,13 +199,63 @@ class Summing:
         return Summary(all=everything, groups=some, inexact=self._inexact, has_floor=self._has_floor)
 
     def _group(self, name: str) -> Group:
-        sums = np.array(list(self._groups[name].values()))
+        rows = self._groups[name]
+        sums = np.array([rows.sums[place] for place in sorted(rows.sums, key=str)])  # in whichever order they came
         drawn = _drawn(sums, self._seed)
         metrics = {
             metric.name: _summary(metric, sums.sum(axis=0)[place : place + _WIDTH], drawn[:, place : place + _WIDTH])
             for metric, place in zip(self._metrics, range(0, sums.shape[1], _WIDTH), strict=True)
         }
-        return Group(name=name, turns=self._turns[name], conversations=len(sums), metrics=metrics)
+        return Group(name=name, turns=self._turns[name], conversations=rows.conversations, metrics=metrics)
+
+
+class _Rows:
+    """The sums of one group: a row for each conversation, or for some of them that are put together."""
+
+    def __init__(self) -> None:
+        self.sums: dict[tuple[str, str] | int, np.ndarray[Any, Any]] = {}
+        self.conversations = 0
+        self._is_folded = False
+        self._last: tuple[str, str] | None = None
+
+    def add(self, conversation: tuple[str, str], values: np.ndarray[Any, Any]) -> None:
+        """Add a turn. The turns of a conversation come one after another."""
+        if conversation != self._last and (self._is_folded or conversation not in self.sums):
+            self.conversations += 1
+        self._last = conversation
+        self._add(conversation, values)
+
+    def merge(self, other: _Rows) -> None:
+        """Add the rows of other conversations."""
+        self.conversations += other.conversations
+        for place, values in other.sums.items():
+            self._add(place, values)
+
+    def _add(self, place: tuple[str, str] | int, values: np.ndarray[Any, Any]) -> None:
+        if isinstance(place, int) and not self._is_folded:
+            self._fold()
+        place = _bucket(place) if self._is_folded else place
+        row = self.sums.get(place)
+        if row is None:
+            self.sums[place] = values.copy()
+        else:
+            row += values
+        if len(self.sums) > MOST_DRAWN:
+            self._fold()
+
+    def _fold(self) -> None:
+        rows, self.sums, self._is_folded = self.sums, {}, True
+        for place, values in rows.items():
+            bucket = _bucket(place)
+            row = self.sums.get(bucket)
+            if row is None:
+                self.sums[bucket] = values
+            else:
+                row += values
+
+
+def _bucket(place: tuple[str, str] | int) -> int:
+    return place if isinstance(place, int) else zlib.crc32("\0".join(place).encode()) % MOST_DRAWN
 
 
 _WIDTH = 8
@@ -236,17 +303,10 @@ def _values(was: float | None, now: float | None, floor: float | None) -> tuple[
 
 
 def _drawn(sums: np.ndarray[Any, Any], seed: int) -> np.ndarray[Any, Any]:
-    """Return the sums over conversations that are drawn with replacement, for each of `DRAWS` draws.
-
-    Of very many conversations, buckets are drawn into which they are put at random, which gives the same intervals.
-    """
+    """Return the sums over rows that are drawn with replacement, for each of `DRAWS` draws."""
     rng = np.random.default_rng(seed)
     if len(sums) < 2:  # noqa: PLR2004 - one conversation says nothing about others
         return np.empty((0, sums.shape[1]))
-    if len(sums) > MOST_DRAWN:
-        buckets = np.zeros((MOST_DRAWN, sums.shape[1]))
-        np.add.at(buckets, rng.permutation(len(sums)) % MOST_DRAWN, sums)
-        sums = buckets
     weights = rng.multinomial(len(sums), np.full(len(sums), 1 / len(sums)), size=DRAWS)
     return np.asarray(weights @ sums)
 

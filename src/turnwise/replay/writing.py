@@ -68,10 +68,10 @@ class Lines:
 
     def add(self, replays: Sequence[TurnReplay]) -> None:
         """Write records."""
-        self._file.writelines(f"{json.dumps(row_of(replay), default=_plain)}\n" for replay in replays)
+        self._file.writelines(f"{json.dumps(row_of(replay), default=plain_value)}\n" for replay in replays)
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """Return a value of the caller's, such as of a grader, as JSON."""
     return list(value) if isinstance(value, tuple | set | frozenset) else str(value)
 
@@ -85,8 +85,10 @@ def check_parquet() -> None:
         raise ConfigError("parquet", True, reason)
 
 
-def write_parquet(lines: Path) -> Path:
-    """Write a Parquet file with the records of a file of lines, beside it: one column for each number; return its path.
+def write_parquet(lines: Path, path: Path | None = None) -> Path:
+    """Write a Parquet file with the records of a file of lines: one column for each number; return its path.
+
+    It is `turns.parquet` beside the file, if no path is given.
 
     Nested values, such as tool calls, are texts of JSON in it.
 
@@ -97,7 +99,7 @@ def write_parquet(lines: Path) -> Path:
     pa: Any = importlib.import_module("pyarrow")
     pq: Any = importlib.import_module("pyarrow.parquet")
 
-    path = lines.with_name(PARQUET)
+    path = path or lines.with_name(PARQUET)
     schema = pa.schema([(name, _ARROW[kind](pa)) for name, kind in _COLUMNS.items()])
     with lines.open(encoding="utf-8") as file, pq.ParquetWriter(path, schema) as writer:
         rows = (flat_row(json.loads(line)) for line in file)

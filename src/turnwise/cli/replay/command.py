@@ -70,6 +70,29 @@ def replay(
     out: Annotated[Path | None, typer.Option(help="A folder for report.html and turns.jsonl.")] = None,
     parquet: Annotated[bool, typer.Option("--parquet", help="With --out: write turns.parquet, too.")] = False,
     fail_if: Annotated[str | None, typer.Option(help="When to exit with 1: 'cost > 1.1x or refusals > +1%'.")] = None,
+    at_scale: Annotated[
+        bool,
+        typer.Option("--at-scale", help="With --out: go on after a kill, and write the records as parts, in a folder."),
+    ] = False,
+    ray: Annotated[bool, typer.Option("--ray", help="As --at-scale, on Ray Data.")] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="With --ray: how many processes; one per processor.")
+    ] = None,
+    requests_per_minute: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="At scale: how many model calls are begun in a minute.")
+    ] = None,
+    tokens_per_minute: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="At scale: how many tokens are used in a minute.")
+    ] = None,
+    max_cost: Annotated[
+        float | None, typer.Option(metavar="MONEY", help="At scale: after which cost no more turns are asked.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(metavar="NUMBER", help="At scale: after how many tokens no more turns are asked.")
+    ] = None,
+    anew: Annotated[
+        bool, typer.Option("--anew", help="At scale: delete the records that --out has, and begin.")
+    ] = False,
     check: Annotated[
         bool,
         typer.Option("--check", help="Ask no engine: count the turns whose requests are the recorded ones."),
@@ -114,9 +137,19 @@ def replay(
         "parquet": parquet,
         "fail_if": fail_if,
     }
+    limits = {
+        "workers": workers,
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "budget": _budget(max_tokens, max_cost),
+        "anew": anew,
+    }
+    if at_scale or ray or any(limits.values()):
+        options["at_scale"] = {"on_ray": ray, **limits}
     result = run(_replay(store, history, options))
     if as_json:
-        print_json({"summary": result.summary, "files": result.files, "failed": result.failed})
+        rest = {"left": result.left, "stopped": result.stopped, "unreadable": result.unreadable}
+        print_json({"summary": result.summary, "files": result.files, "failed": result.failed, **rest})
     else:
         _print(result)
     if result.failed:
@@ -129,7 +162,26 @@ async def _replay(store: str, history: str | None, options: Mapping[str, Any]) -
 
     async with reading(store, history) as manager:
         with progress("replay", options["select"].sample) as show:
-            return await replay_turns(manager, progress=show, **options)
+            if "at_scale" not in options:
+                return await replay_turns(manager, progress=show, **options)
+            from turnwise.replay.scale.settings import AtScale, Progress
+
+            def tell(done: Progress) -> None:
+                show(
+                    done.turns,
+                    f" of {done.expected_turns:,} turns, {done.failed:,} failed, cost {done.spent.cost:,.2f}",
+                )
+
+            scale = AtScale(**options["at_scale"], progress=tell)
+            return await replay_turns(manager, **{**options, "at_scale": scale})
+
+
+def _budget(tokens: int | None, cost: float | None) -> Any:
+    if tokens is None and cost is None:
+        return None
+    from turnwise.actors.session.engines.budget import Budget
+
+    return Budget(tokens=tokens, cost=cost)
 
 
 async def _check(store: str, history: str | None, select: Selection) -> Mapping[str, int]:
@@ -180,6 +232,11 @@ def _print(result: Replay) -> None:
     write(f"{summary.turns} turns of {summary.conversations} conversations")
     if summary.inexact:
         write(f"The requests of {summary.inexact} turns may differ from the recorded ones.")
+    if result.left:
+        why = result.stopped or "the provider was away"
+        write(f"{result.left} conversations have turns that were not asked: {why}. The same command goes on.")
+    for unreadable in result.unreadable:
+        write(f"session {unreadable.session_id!r} of {unreadable.user_id!r} cannot be read: {unreadable.why}")
     for kind, path in result.files.items():
         write(f"{kind}: {path}")
 

@@ -406,7 +406,7 @@ def test_the_command_line_imports_a_session_as_another_users(tmp_path: Path) -> 
 
     async def fill() -> None:
         async with closing(SQLStore(url)) as store:
-            await put(store, "s", user_id="sarah")
+            await put(store, "s", 3600.0, user_id="sarah")
 
     async def users() -> list[str]:
         async with closing(SQLStore(url)) as store:
@@ -425,7 +425,7 @@ def test_sessions_are_exported_imported_and_swept_by_the_command_line(tmp_path: 
 
     async def fill() -> None:
         store = SQLStore(url)
-        await put(store, "s", user_id="sarah")
+        await put(store, "s", 3600.0, user_id="sarah")
         await store.close()
 
     async def read(url: str) -> dict[str, SessionRecord]:

@@ -289,7 +289,7 @@ async def test_a_providers_refusal_is_an_error_in_both_spans(
     await run_to_end(await new_core(engine_of(provider, "503")), "hello")
     (run,), (chat,) = named(spans, RUN), named(spans, "chat 503")
     assert facts(chat)["error.type"] == "503" and not chat.status.is_ok and not chat.events
-    assert facts(run)["error.type"] == "failed" and not run.status.is_ok
+    assert facts(run)["error.type"] == "away" and not run.status.is_ok
 
 
 async def test_a_cancel_ends_the_spans_of_the_run_and_of_its_request(

@@ -277,7 +277,7 @@ def test_what_failed_is_listed_and_the_next_program_sends_it_again(
     with SessionManager(store, **settings) as manager:
         webhook = manager.webhook(receiver.url, events=["run.completed"], allow_private=True)
         manager.open("chat").run("hello").wait()
-        until(lambda: bool(webhook.failed().items))
+        until(lambda: bool(webhook.failed().items), limit_s=30.0)
         code, _, errors = commands.run("webhooks", "send-again", store, webhook.id)
         assert code == 1 and "no other may change it" in errors, errors
         assert webhook.id in commands.run("webhooks", "ls", store)[1], "it reads beside the program"
@@ -291,7 +291,7 @@ def test_what_failed_is_listed_and_the_next_program_sends_it_again(
     assert again == (0, "calls that are sent again: 1\n", "")
     assert len(receiver.requests) == before, "the command sends nothing itself"
     with SessionManager(store, **settings):
-        until(lambda: len(receiver.requests) > before)
+        until(lambda: len(receiver.requests) > before, limit_s=30.0)
     assert {headers["webhook-id"] for _, headers, _ in receiver.requests} == {f"msg_{call['call'].rpartition('~')[2]}"}
 
 

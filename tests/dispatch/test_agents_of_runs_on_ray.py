@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from types import ModuleType
 from typing import Any
 
-from patience import until
+from patience import within
 from scale import ONE_PLACEMENT
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster.actor_names import actor_name, dispatcher_name, find_actor
@@ -22,6 +22,8 @@ from turnwise.testing.scripted_engine import ScriptedEngine
 MakeManager = Callable[..., SessionManager]
 
 WAIT_S = 60.0
+
+until = within(WAIT_S)
 
 SLOW_S = 3.0
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from engines import ScriptedEngine, process_of
-from patience import until
+from patience import within
 from scale import ONE_PLACEMENT
 from stored.audit import store_of
 from turnwise.actors.client.blocking.manager import SessionManager
@@ -42,6 +42,8 @@ from turnwise.testing.scripted_engine import ScriptedAnswer, ScriptedEngine as S
 MakeManager = Callable[..., SessionManager]
 
 WAIT_S = 60.0
+
+until = within(WAIT_S)
 
 QUICK = SessionConfig(idle_s=0.2)
 

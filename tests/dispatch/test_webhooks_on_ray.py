@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from patience import until
+from patience import within
 from scale import ONE_PLACEMENT
 from servers.webhook_receiver import Receiver
 from stored.audit import store_of
@@ -23,6 +23,8 @@ from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.stores.base import SessionStore
 
 WAIT_S = 60.0
+
+until = within(WAIT_S)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from patience import until
+from patience import within
 from turnwise import AsyncSessionManager, EchoEngine, InProcess, SessionManager
 from turnwise.actors.cluster.actors.store_actor import _RemoteStore
 from turnwise.actors.in_process.runtime import InProcessRuntime
@@ -39,6 +39,8 @@ from turnwise.memory.working.memory import WorkingMemory
 from turnwise.testing import ScriptedEngine
 
 LONG_S = 30.0
+
+until = within(LONG_S)
 
 
 def program(script: str, *arguments: object) -> "subprocess.Popen[str]":

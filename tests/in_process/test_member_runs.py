@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from patience import until
+from patience import within
 from turnwise import EchoEngine, InProcess, LexicalMemory, Session, SessionManager
 from turnwise.engines import EngineBuilder, ToolContext, agent_tool, schedule_tools, tool
 from turnwise.errors import NotAllowedError, RunNotFoundError, SessionNotFoundError
 from turnwise.testing.scripted_engine import ScriptedEngine
 
 LONG_S = 30.0
+
+until = within(LONG_S)
 
 
 def shared(manager: SessionManager, **roles: Any) -> Session:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from patience import until
+from patience import within
 from turnwise import EchoEngine, InProcess, SessionManager
 from turnwise.engines import EngineBuilder, agent_tool, tool
 from turnwise.errors import (
@@ -22,6 +22,8 @@ from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.testing.scripted_engine import Pause, ScriptedEngine
 
 LONG_S = 30.0
+
+until = within(LONG_S)
 
 SETTINGS: dict[str, Any] = {"engine": EchoEngine(), "placement": InProcess()}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from patience import until
+from patience import within
 from turnwise import AsyncSessionManager, EchoEngine, InProcess, OpenAIEngine, SessionConfig, SessionManager
 from turnwise.errors import IdempotencyConflictError, InvalidInputError, SessionEndedError
 from turnwise.events import RunCompleted, RunStarted
@@ -23,6 +23,8 @@ from turnwise.testing import LocalProvider
 SETTINGS: dict[str, Any] = {"engine": EchoEngine(), "placement": InProcess()}
 
 LONG_S = 30.0
+
+until = within(LONG_S)
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql", "redis"])

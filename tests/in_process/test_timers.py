@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from patience import until
+from patience import within
 from turnwise import AsyncSessionManager, EchoEngine, Encryption, InProcess, SessionConfig, SessionManager
 from turnwise.actors.dispatch.dispatcher import DispatchSettings
 from turnwise.actors.in_process import hosts
@@ -31,6 +31,8 @@ from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores import store_owner
 
 LONG_S = 30.0
+
+until = within(LONG_S)
 
 SETTINGS: dict[str, Any] = {"engine": EchoEngine(), "placement": InProcess()}
 

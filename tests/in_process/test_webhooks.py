@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from patience import until
+from patience import within
 from servers.webhook_receiver import Receiver
 from stored.audit import store_of
 from stored.open_stores import run_with
@@ -22,6 +22,8 @@ from turnwise.memory.deliveries.webhooks import WEBHOOK_EVENTS, signed_headers
 from turnwise.memory.stores.base import SessionStore
 
 LONG_S = 30.0
+
+until = within(LONG_S)
 
 SETTINGS: dict[str, Any] = {"engine": EchoEngine(), "placement": InProcess()}
 

@@ -78,8 +78,8 @@ def remedy(error: object) -> str:
 
 def _state_of_refusal(error: object) -> str:
     """Return the SQLSTATE, or its class, with which a server refused a connection; empty for another error."""
-    said = str(error) if "FATAL:" in str(error) else ""
-    return next((code for words, code in _OF_CONNECTING.items() if words in said), "")
+    message = str(error) if "FATAL:" in str(error) else ""
+    return next((code for words, code in _OF_CONNECTING.items() if words in message), "")
 
 
 def has_no_room(error: object) -> bool:

@@ -32,7 +32,7 @@ from turnwise.cli.webhooks import webhooks
 app = typer.Typer(
     cls=Commands,
     help="Sessions with language models, and what they remember.",
-    epilog="Exit codes: 0 done, 1 an error, 2 wrong usage, 130 interrupted by Ctrl-C.",
+    epilog="Exit codes: 0 done, 1 an error, 2 wrong usage, 130 interrupted by Ctrl-C, 143 ended by SIGTERM.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # pretty tracebacks show values, and a URL may contain a password
 )

@@ -291,8 +291,8 @@ def joined(namespace: str | None, store: str, session: SessionKey | None = None)
     from turnwise.actors.cluster.ray_runtime import connect
 
     connect(logs=False)
-    found = namespace_of(store, namespace)
-    return placement_in_use(found, store, session), found
+    in_use = namespace_of(store, namespace)
+    return placement_in_use(in_use, store, session), in_use
 
 
 def namespace_of(store: str, named: str | None) -> str:

@@ -132,9 +132,9 @@ async def _opened(
     if engine is None:
         settings |= {"engine": EchoEngine(), "read_only": True, "overflow": None, "placement": InProcess()}
     else:
-        placement, found = await asyncio.to_thread(joined, namespace, store)
+        placement, in_use = await asyncio.to_thread(joined, namespace, store)
         memories = [LexicalMemory(memory)] if memory else []
-        settings |= {"engine": engine, "placement": placement, "namespace": found, "memory": memories}
+        settings |= {"engine": engine, "placement": placement, "namespace": in_use, "memory": memories}
     opened = LexicalMemory(read_only(memory) if engine is None else memory) if memory else None
     try:
         async with AsyncSessionManager(store, **settings) as manager:

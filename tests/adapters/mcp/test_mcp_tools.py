@@ -24,7 +24,7 @@ from mcp import StdioServerParameters
 from ray import cloudpickle
 
 from frameworks import city_mcp, rough_mcp
-from patience import until
+from patience import within
 from tools.tool_calls import answer, call, context, error, use
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import Tool
@@ -34,6 +34,8 @@ from turnwise.errors import ConfigError, ToolServerError
 from turnwise.memory.conversation.blocks import Document, Image, Text
 
 WAIT_S = 60.0
+
+until = within(WAIT_S)
 
 CITY, ROUGH = city_mcp.__file__, str(Path(city_mcp.__file__).with_name("rough_mcp.py"))
 

@@ -15,6 +15,7 @@ from turnwise.actors.hosting.placement import InProcess
 from turnwise.engines import FunctionEngine, NoAnswer, Shadow, Split, Usage
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import Text, ToolResult, ToolUse
+from turnwise.stores import Quota
 
 CALLED: list[int] = []
 
@@ -54,6 +55,7 @@ async def test_a_candidate_answers_with_the_results_that_the_run_got() -> None:
     CALLED.clear()
     engine = Shadow(paying(5, 7), paying(7, 5, says="Paid!"), share=1, sink=records.append, texts=True)
     async with AsyncSessionManager("memory://shadow", engine=engine, placement=InProcess()) as manager:
+        await manager.set_quota(Quota(tokens=1_000_000, per="month"))
         turn, record = await records_of(engine, records, manager)
         assert CALLED == [5, 7], "no tool is called for the candidate"
         assert turn.text == "It is paid. ['paid 5', 'paid 7']"
@@ -70,6 +72,9 @@ async def test_a_candidate_answers_with_the_results_that_the_run_got() -> None:
         spent = {row.kind: row.usage for row in await manager.usage(by=["kind"])}
         assert spent["shadow"].calls == record["usage"]["calls"] == 3
         assert spent["shadow"].input_tokens == record["usage"]["input_tokens"] > 5, "what is not reported is counted"
+        own = spent["run"]
+        (use,) = await manager.quotas()
+        assert use.used == own.input_tokens + own.output_tokens, "the candidate's is in no quota"
 
 
 async def test_a_call_that_the_run_has_not_made_ends_the_candidates_answer() -> None:

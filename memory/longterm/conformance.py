@@ -19,6 +19,7 @@ from turnwise.memory.longterm.base import (
     LongTermMemory,
     MemoryItem,
     Mentioning,
+    Reminding,
     Scope,
     Source,
     is_read_only,
@@ -474,13 +475,19 @@ async def check_the_predecessor_of_a_forgotten_item_is_valid_again(
 
 @_law
 async def check_as_of_returns_past_items(memory: LongTermMemory) -> None:
-    """Later items are not included."""
+    """Later items are not included, also if a prompt reminds of them."""
     times = (10.0, 20.0, 30.5)
     await _keep(memory, _U, [_item(f"i{time}", f"Glacier seen at {time}.", created_at=time) for time in times])
     for as_of in (9.9, 10.0, 19.9, 20.0, 30.4, 30.5, 1e12):
         expected = [f"i{time}" for time in times if time <= as_of]
         equal(await _ids(memory, _U, "glacier", as_of=as_of), expected, f"what there was at {as_of}")
     equal(await _ids(memory, _U, "glacier"), [f"i{time}" for time in times], "what there is")
+    if isinstance(memory, Reminding):
+        await _keep(memory, _U, [_item("late", "The password of the lighthouse is heron.", created_at=40.0)])
+        for as_of, is_there in ((39.0, False), (40.0, True)):
+            reminder = await memory.remind(_U, "What is the password of the lighthouse?", as_of=as_of)
+            reminds = any("heron" in item.text for item in reminder.items)
+            equal(reminds, is_there, f"whether a prompt reminds at {as_of}")
 
 
 @_law

@@ -5,60 +5,27 @@ The words that are to be forgotten are in no other text, so the bytes of all fil
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
 
-from memories.memory_engines import Plan
-from memories.memory_manager import WAIT_S, House, answering, files_with, say, sections
+from memories.forgotten_words import check_that_bo_has_everything, held, manager_with_bo, notes
+from memories.memory_manager import WAIT_S, House, house_in, say, sections
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.errors import RunCancelledError, SessionNotFoundError
 from turnwise.memory.conversation.events import TextDelta
-from turnwise.memory.working.formats import JsonForm
-from turnwise.memory.working.memory import WorkingMemory
-from turnwise.testing import LocalProvider
-
-MEMORY_FILES = ("facts.db", "words.db", "notes.db", "vectors")
 
 
 @pytest.fixture(scope="module")
 def house(ray_session: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with LocalProvider(reply=answering) as provider:
-        house = House(ray_session, tmp_path_factory.mktemp("forgetting"), provider)
-        try:
-            yield house
-        finally:
-            house.close()
-
-
-def notes(house: House) -> WorkingMemory:
-    return WorkingMemory(house.url("notes"), form=JsonForm(Plan))
+    with house_in(tmp_path_factory.mktemp("forgetting"), ray_session) as house:
+        yield house
 
 
 @pytest.fixture(scope="module")
 def manager(house: House) -> SessionManager:
-    """A manager whose user Bo has an item that must be found after all deletions of others."""
-    manager = house.manager(house.extractive(), house.vector(), working_memory=notes(house))
-    bo = manager.open("of bo", user_id="bo")
-    say(bo, "My lighthouse is painted red.")
-    assert bo.memory.wait(WAIT_S)
-    return manager
-
-
-def check_that_bo_has_everything(house: House, manager: SessionManager) -> None:
-    bo = manager.open("of bo", user_id="bo")
-    texts = [item.text for item in bo.memory.recall("How is my lighthouse painted?")]
-    assert texts == ["My lighthouse is painted red.", "user: My lighthouse is painted red.\nassistant: noted"]
-    assert files_with(house.folder, ["lighthouse"])
-
-
-def held(house: House, *words: str, everywhere: bool = True) -> list[str]:
-    """Return the files that hold one of the words in UTF-8 or as JSON; of memories only, unless everywhere."""
-    forms = {form for word in words for form in (word, json.dumps(word)[1:-1])}
-    names = [name.removeprefix(f"{house.folder}/") for name in files_with(house.folder, forms)]
-    return [name for name in names if everywhere or name.startswith(MEMORY_FILES)]
+    return manager_with_bo(house)
 
 
 def test_a_user_is_forgotten_during_runs_of_their_sessions(

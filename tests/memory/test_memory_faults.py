@@ -12,15 +12,13 @@ from typing import Any
 import pytest
 
 from memories.memory_engines import SteeredEmbedding
-from memories.memory_manager import WAIT_S, Chroma, House, answering, say, sections, told
+from memories.memory_manager import WAIT_S, Chroma, House, house_in, say, sections, told, turns_in
 from patience import until
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.events import MemoryBehind, MemoryCaughtUp, MemoryDegraded, MemoryFailed
 from turnwise.memory.longterm.index.vector_index import VectorIndex
-from turnwise.memory.longterm.memory_types import MemoryType
-from turnwise.testing import LocalProvider
 
 HASTY = {"memory": MemoryConfig(timeout_s=1.5), "compaction_timeout_s": 3.0}
 """How long a run waits for memories, and how long a memory may take to save."""
@@ -28,12 +26,8 @@ HASTY = {"memory": MemoryConfig(timeout_s=1.5), "compaction_timeout_s": 3.0}
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
-    with LocalProvider(reply=answering) as provider:
-        house = House(None, tmp_path, provider)
-        try:
-            yield house
-        finally:
-            house.close()
+    with house_in(tmp_path) as house:
+        yield house
 
 
 @pytest.fixture
@@ -43,12 +37,6 @@ def chroma(tmp_path: Path) -> Iterator[Chroma]:
         yield chroma
     finally:
         chroma.kill()
-
-
-def turns_in(chat: Session) -> list[int]:
-    """Return the turns whose prompts the user's memories have, in order."""
-    recalled = chat.memory.recall("walrus", limit=1000, types=[MemoryType.INTERACTION])
-    return sorted(item.source.turn_index or 0 for item in recalled if item.source.session_id == chat.id)
 
 
 def vectors_in(place: Any, embedding: SteeredEmbedding) -> int:

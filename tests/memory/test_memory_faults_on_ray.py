@@ -14,7 +14,7 @@ import pytest
 from test_sessions_on_ray import kill
 
 from memories.memory_engines import SteeredEmbedding
-from memories.memory_manager import WAIT_S, House, answering, say, told
+from memories.memory_manager import WAIT_S, House, house_in, say, told, turns_in
 from patience import until
 from scale import share
 from turnwise.actors.client.blocking.session import Session
@@ -24,8 +24,6 @@ from turnwise.memory.conversation.events import MemoryBehind, MemoryCaughtUp
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.extraction.memory import is_record
 from turnwise.memory.longterm.items.base import all_stored
-from turnwise.memory.longterm.memory_types import MemoryType
-from turnwise.testing import LocalProvider
 
 TURNS = share(12, 2)
 """One for each third turn of each session that runs while memories are killed."""
@@ -36,18 +34,8 @@ HASTY = {"memory": MemoryConfig(timeout_s=1.5), "compaction_timeout_s": 3.0}
 
 @pytest.fixture
 def house(ray_session: ModuleType, tmp_path: Path) -> Iterator[House]:
-    with LocalProvider(reply=answering) as provider:
-        house = House(ray_session, tmp_path, provider)
-        try:
-            yield house
-        finally:
-            house.close()
-
-
-def turns_in(chat: Session) -> list[int]:
-    """Return the turns whose prompts the user's memories have, in order."""
-    recalled = chat.memory.recall("walrus", limit=1000, types=[MemoryType.INTERACTION])
-    return sorted(item.source.turn_index or 0 for item in recalled if item.source.session_id == chat.id)
+    with house_in(tmp_path, ray_session) as house:
+        yield house
 
 
 @pytest.mark.soak

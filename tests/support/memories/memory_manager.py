@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,6 +34,7 @@ from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.index.locations import ChromaFolder, ChromaPlace, ChromaServer
 from turnwise.memory.longterm.index.vector_index import VectorIndex
 from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.values.ids import new_id
 from turnwise.testing import LocalProvider, Message
@@ -151,6 +152,17 @@ class House:
                     self._ray.kill(self._ray.get_actor(actor["name"], namespace=self.namespace))
 
 
+@contextlib.contextmanager
+def house_in(folder: Path, ray: ModuleType | None = None) -> Iterator[House]:
+    """Yield a house with a provider of its own; close it then."""
+    with LocalProvider(reply=answering) as provider:
+        house = House(ray, folder, provider)
+        try:
+            yield house
+        finally:
+            house.close()
+
+
 def _prompts(messages: Iterable[Message]) -> list[str]:
     return [texts_of(message)[-1] for message in messages if message["role"] == "user"]
 
@@ -166,6 +178,12 @@ def say(chat: Session, prompt: str, **settings: Any) -> Turn:
 
 def told(chat: Session, kind: type[Any]) -> list[Any]:
     return [event for event in chat.events() if isinstance(event, kind)]
+
+
+def turns_in(chat: Session) -> list[int]:
+    """Return the turns whose prompts the user's memories have, in order."""
+    recalled = chat.memory.recall("walrus", limit=1000, types=[MemoryType.INTERACTION])
+    return sorted(item.source.turn_index or 0 for item in recalled if item.source.session_id == chat.id)
 
 
 def results(turn: Turn) -> list[Any]:

@@ -138,11 +138,11 @@ def test_turns_of_one_conversation_count_as_one_draw() -> None:
 
 
 def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
-    held = 0
+    held, usual = 0, turn(answer(cost=1.0), answer())
     for seed in range(200):
         summing, random = Summing(seed=seed), np.random.default_rng(seed)
         for number, cost in enumerate(random.normal(3, 1, 60)):
-            summing.add(turn(answer(cost=1.0), answer(cost=cost), session=str(number)))
+            summing.add(replace(usual, session_id=str(number), answer=answer(cost=cost)))
         interval = summing.summary().all.metrics["cost"].change
         held += interval.low is not None and interval.high is not None and interval.low <= 2 <= interval.high
     assert 178 <= held <= 198  # of 200; 190 are expected
@@ -162,9 +162,9 @@ def test_one_conversation_has_no_interval_and_equal_seeds_give_equal_ones() -> N
 
 def test_more_conversations_than_are_drawn_give_the_same_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(1)
-    summing = Summing()
+    summing, usual = Summing(), turn(answer(cost=1.0), answer())
     for number, cost in enumerate(random.normal(3, 1, 2000)):
-        summing.add(turn(answer(cost=1.0), answer(cost=cost), session=str(number)))
+        summing.add(replace(usual, session_id=str(number), answer=answer(cost=cost)))
     exact = summing.summary().all.metrics["cost"].change
     monkeypatch.setattr("turnwise.replay.statistics.MOST_DRAWN", 400)
     near = summing.summary().all.metrics["cost"].change

@@ -193,10 +193,15 @@ class Summing:
 
     def summary(self) -> Summary:
         """Return the summary of what was added."""
-        groups = {name: self._group(name) for name in sorted(self._groups)}
-        everything = groups.pop("", None) or Group(name="", turns=0, conversations=0, metrics={})
-        some = tuple(group for group in groups.values() if group.turns < everything.turns)
-        return Summary(all=everything, groups=some, inexact=self._inexact, has_floor=self._has_floor)
+        if not self._groups:
+            return Summary(all=Group(name="", turns=0, conversations=0, metrics={}))
+        parts = [name for name in sorted(self._groups) if self._turns[name] < self._turns[""]]
+        return Summary(
+            all=self._group(""),
+            groups=tuple(map(self._group, parts)),
+            inexact=self._inexact,
+            has_floor=self._has_floor,
+        )
 
     def _group(self, name: str) -> Group:
         rows = self._groups[name]

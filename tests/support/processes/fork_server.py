@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ADDRESS, JOB = "TURNWISE_FORK_SERVER", "TURNWISE_FORK_JOB"
@@ -87,8 +87,11 @@ def serve(address: str) -> None:
     raylet = Path("/proc", os.environ["RAY_RAYLET_PID"])
     sys.path[0] = str(Path(importlib.import_module("ray._private.workers.default_worker").__file__ or "").parent)
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # else numpy starts some
+    os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # else pyarrow starts one
     for name in IMPORTED:
         importlib.import_module(name)
+    with suppress(ModuleNotFoundError):  # not each install has it; where it is, Ray imports it in each worker
+        importlib.import_module("pyarrow.json")
     threads = len([*Path("/proc/self/task").iterdir()])
     assert threads == 1, f"{threads} threads"
     gc.collect()

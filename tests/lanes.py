@@ -69,7 +69,7 @@ MORE = [
     "project/test_bench_peers.py",
     "project/test_fork_server.py",
     "console/*_on_ray.py",
-    "console/test_console_[qsw]*.py",
+    "console/test_console_[fqsw]*.py",
     "examples/*.py",
     "project/test_bench*.py",
     "project/test_capacity.py",

@@ -11,6 +11,7 @@ import pytest
 from turnwise import AsyncSessionManager, EchoEngine, SessionManager
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.dataset import AsyncExamples, Examples, Selection
+from turnwise.dataset.reading import PAGE
 from turnwise.errors import ConfigError, InvalidInputError, StillEncryptedError
 from turnwise.memory.conversation.blocks import Image, System, Text
 from turnwise.memory.stores.encrypted.settings import Encryption
@@ -322,9 +323,9 @@ async def test_both_families_write_the_same_files(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/chats.db"
     with manager_of(url) as manager:
         manager.import_messages("chat", CALLED, "openai_chat", user_id="ann", metadata=YES)
-        for number in range(230):
+        for number in range(PAGE + 1):
             manager.import_messages(f"chat-{number}", CALLED[:1] + CALLED[3:], "openai_chat", metadata=YES)
-        assert Examples(manager, Selection(consent=YES)).write(tmp_path / "a.jsonl") == 231
+        assert Examples(manager, Selection(consent=YES)).write(tmp_path / "a.jsonl") == PAGE + 2
         for kind in ("chat", "tools", "preference"):
             for form in ("openai", "trl"):
                 examples = Examples(manager, Selection(consent=YES, kind=kind, format=form))
@@ -340,7 +341,7 @@ async def test_both_families_write_the_same_files(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="in the memory of this process"):
             Examples(manager_of("memory://here"), Selection(consent=YES)).to_ray()
     async with AsyncSessionManager(url, engine=EchoEngine(), placement=InProcess()) as async_manager:
-        assert await AsyncExamples(async_manager, Selection(consent=YES)).write(tmp_path / "b.jsonl") == 231
+        assert await AsyncExamples(async_manager, Selection(consent=YES)).write(tmp_path / "b.jsonl") == PAGE + 2
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
     assert not (tmp_path / "a.jsonl.part").exists() and not (tmp_path / "a.csv.part").exists()
 

@@ -19,6 +19,7 @@ from unittest import mock
 import pytest
 import sqlalchemy as sa
 
+from scale import one_a_day, today
 from turnwise import AsyncSessionManager, Budget, EchoEngine, InProcess, SessionManager
 from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.errors import InvalidInputError, ProviderAwayError, ReplayChangedError, ReplayInUseError
@@ -187,7 +188,7 @@ def killed_at(number: int) -> Iterator[Callable[[], int]]:
         yield lambda: count
 
 
-@pytest.mark.parametrize("forward", [False, True], ids=["recorded windows", "own answers"])
+@one_a_day("forward", [False, True], ["recorded windows", "own answers"])
 def test_a_kill_at_any_change_of_the_folder_loses_what_was_in_flight_only(
     tmp_path: Path, forward: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,11 +260,10 @@ with SessionManager(url, engine=EchoEngine(), placement=InProcess()) as manager:
 """
 
 
-@pytest.mark.parametrize("seed", range(2))
 def test_a_process_that_is_killed_twice_asks_each_turn_once_but_for_those_in_flight(
-    talked: str, tmp_path: Path, seed: int
+    talked: str, tmp_path: Path
 ) -> None:
-    dice, log = random.Random(seed), tmp_path / "asked.txt"
+    dice, log = random.Random(today()), tmp_path / "asked.txt"
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     arguments = [sys.executable, str(program), talked, str(tmp_path / "out"), str(log)]

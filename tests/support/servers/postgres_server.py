@@ -70,7 +70,8 @@ class PostgresServer:
         """Start it, if it is not up, and return when it answers."""
         if not self.is_up:
             unsafe = "-c fsync=off -c full_page_writes=off"  # tests crash the server, and not the machine
-            options = f"-h '' -k {self._data} -c shared_buffers=16MB {unsafe}"
+            idle = "-c autovacuum=off"  # it looks at each of hundreds of databases once a minute
+            options = f"-h '' -k {self._data} -c shared_buffers=16MB {unsafe} {idle}"
             self._control("start", "-o", options, "-l", str(self._data / "log"))
             self.is_up = True
 

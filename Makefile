@@ -181,6 +181,10 @@ small-locks: $(TESTING) ## make the locks of installs without Chroma, and withou
 reference: $(TESTING) ## make the pages of docs/reference from the code
 	PYTHONPATH=tests/support $(BIN)/python tests/support/pages/reference_pages.py
 
+.PHONY: tutorial
+tutorial: $(TESTING) ## make the notebook of the tutorial from its pages
+	$(BIN)/python tests/support/pages/tutorial_notebook.py
+
 .PHONY: check
 check: lint docs programs ## lint, docs, and house rules, what is in the wheel, what the README and the docs show
 	$(BIN)/python -m pytest tests/project/test_house.py tests/project/test_wheel.py tests/project/test_readme.py tests/project/test_docs.py tests/project/test_types.py

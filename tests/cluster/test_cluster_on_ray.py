@@ -189,6 +189,27 @@ def test_the_job_runs_on_nodes_that_ray_start_has_joined(database: str, tmp_path
         assert report["sessions by node"]
 
 
+def test_conversations_of_the_tutorial_outlive_the_second_node(database: str, tmp_path: Path) -> None:
+    port, program = free_port(), Path(__file__).parents[2] / "examples/tutorial/step6_cluster.py"
+    with contextlib.ExitStack() as stack:
+        env = stack.enter_context(own_ray())
+        env |= {"RAY_ADDRESS": f"127.0.0.1:{port}"}
+        head = ["--head", f"--port={port}", "--include-dashboard=false"]
+        common = ["--num-cpus=2", "--node-ip-address=127.0.0.1", "--block"]
+        start = [Path(sys.executable).with_name("ray"), "start", *common]
+        stack.enter_context(running([*start, *head], env, tmp_path / "first"))
+        second = stack.enter_context(contextlib.ExitStack())
+        second.enter_context(running([*start, f"--address=127.0.0.1:{port}"], env, tmp_path / "second"))
+        command = [sys.executable, "-u", program, database]
+        process = stack.enter_context(started(command, env, stdout=subprocess.PIPE))
+        assert process.stdout
+        words, _, counts = process.stdout.readline().partition(": ")
+        assert words == "Conversations on each node" and len(counts.split()) == 2
+        second.close()
+        assert process.stdout.read().startswith("Answers: Counter({'Count with me: one two three four")
+        assert process.wait(60) == 0
+
+
 @contextlib.contextmanager
 def running(command: list[Any], env: dict[str, str], log: Path) -> Iterator[None]:
     """Run `ray start --block` until its node is up, and end it with all that it has started.

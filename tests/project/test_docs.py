@@ -47,6 +47,7 @@ ALSO_INSTALLED = {
     "mcp",
     "opentelemetry",
     "pydantic_ai",
+    "uvicorn",
 }  # with extras of turnwise
 
 

@@ -180,7 +180,8 @@ def check_command(command: str) -> None:
         case ["pip", "install", "--no-deps", package]:
             assert package == "turnwise", command
         case ["python", script, *_]:
-            compile((ROOT / script).read_text(encoding="utf-8"), script, "exec")
+            file = next(folder / script for folder in (ROOT, ROOT / "examples/tutorial") if (folder / script).is_file())
+            compile(file.read_text(encoding="utf-8"), script, "exec")
         case ["turnwise", *arguments]:  # it reads all of them before it helps
             assert CliRunner().invoke(app, [*arguments, "--help"]).exit_code == 0, command
         case ["git", "clone", _] | ["cd", _] | ["ray", "start" | "stop" | "status", *_]:

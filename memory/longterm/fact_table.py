@@ -72,7 +72,7 @@ class FactTable(SQLDatabase):
         """Why the rows could not be read again; None if they could."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(FactTable, **self._settings), ()
+        return functools.partial(type(self), **self._settings), ()
 
     def __repr__(self) -> str:
         return f"FactTable({self._name!r}, {self._settings['table']!r})"

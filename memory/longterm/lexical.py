@@ -109,7 +109,7 @@ class LexicalMemory:
             "retention": self._retention,
             "clock": self._clock,
         }
-        return functools.partial(LexicalMemory, **settings), (self._store,), self.label
+        return functools.partial(type(self), **settings), (self._store,), self.label
 
     def __setstate__(self, label: Label) -> None:
         self.label = label

@@ -176,7 +176,7 @@ class VectorMemory:
             "retention": self._retention,
             "clock": self._clock,
         }
-        return partial(VectorMemory, **settings), (self._store, self._index), self.label
+        return partial(type(self), **settings), (self._store, self._index), self.label
 
     def __setstate__(self, label: Label) -> None:
         self.label = label

@@ -73,7 +73,7 @@ class WorkingMemory:
 
         if isinstance(self._store, InMemoryItems):
             raise TypeError("notes in the memory of a process cannot be sent to another one: use SQLItems")
-        return partial(WorkingMemory, form=self._form, per=self._per, max_bytes=self._max_bytes), (self._store,)
+        return partial(type(self), form=self._form, per=self._per, max_bytes=self._max_bytes), (self._store,)
 
     @property
     def items(self) -> ItemStore:

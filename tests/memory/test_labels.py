@@ -29,6 +29,7 @@ from turnwise.memory.longterm.recall.prompt_sections import RetrievalResult, mak
 from turnwise.memory.longterm.static import StaticMemory
 from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.memory.tokens.counter import ByteCounter
+from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.summarize import Summarize
 
@@ -54,6 +55,14 @@ def test_a_memorys_name_and_limit_travel_and_are_no_part_of_its_identity(tmp_pat
     for wrong in ({"name": ""}, {"name": "a:b"}, {"name": "x" * 65}, {"max_tokens": 0}, {"max_tokens": True}):
         with pytest.raises(ConfigError):
             StaticMemory(["a rule"], **wrong)
+
+
+@pytest.mark.parametrize("kind", [LexicalMemory, VectorMemory, SQLItems, WorkingMemory])
+def test_a_subclass_of_a_memory_travels_as_itself(kind: type[Any], tmp_path: Path) -> None:
+    """Otherwise what it changes, such as leaving secrets out, is lost in the memory's process."""
+    subclass = type("Own", (kind,), {})
+    memory = subclass(f"sqlite:///{tmp_path}/items.db")
+    assert type(pickle.loads(cloudpickle.dumps(memory))).__name__ == "Own"
 
 
 def test_slots_have_the_names_of_memories_and_refuse_the_same_twice(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class VectorIndex:
         self._vectors = place.open(name, self.embedding)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(VectorIndex, name=self._name), (self._place, portable(self._function))
+        return partial(type(self), name=self._name), (self._place, portable(self._function))
 
     def __repr__(self) -> str:
         return f"VectorIndex({self._place!r}, {self._function!r}, name={self._name!r})"

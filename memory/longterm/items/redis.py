@@ -72,7 +72,7 @@ class RedisItems(RedisDatabase):
         self._space = checked_space(space)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(RedisItems, **self._settings, space=self._space), ()
+        return partial(type(self), **self._settings, space=self._space), ()
 
     async def put(self, scope: Scope, items: Sequence[MemoryItem], *, at: float | None = None) -> list[str]:
         items = [checked_item(scope, item) for item in items]

@@ -61,7 +61,7 @@ class SQLItems(SecureDeleteDatabase):
         """The driver's connection of `revisions`, which waits for no lock; opened by the first `load`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(SQLItems, **self._settings, space=self._space), ()
+        return partial(type(self), **self._settings, space=self._space), ()
 
     async def put(self, scope: Scope, items: Sequence[MemoryItem], *, at: float | None = None) -> list[str]:
         return [item.id for item in await self.add([(scope, items)], at=at)]

@@ -71,7 +71,8 @@ class Spent:
     @property
     def total(self) -> Usage:
         """The whole usage."""
-        return sum(self.parts.values(), Usage())
+        first, *others = self.parts.values() or (Usage(),)
+        return sum(others, first)
 
     @property
     def charged(self) -> Usage:

@@ -102,8 +102,10 @@ class Comparing:
 
 def normalised(text: str) -> str:
     """Return a text in which spaces, case, quotes and punctuation at the end make no difference."""
-    text = unicodedata.normalize("NFKC", text).casefold().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
-    text = re.sub("[\N{LEFT DOUBLE QUOTATION MARK}\N{RIGHT DOUBLE QUOTATION MARK}]", '"', text)
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text).replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
+        text = re.sub("[\N{LEFT DOUBLE QUOTATION MARK}\N{RIGHT DOUBLE QUOTATION MARK}]", '"', text)
+    text = text.casefold()
     return " ".join(text.split()).rstrip(".!? ")
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+import pydantic_core
+
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.usage import plain
 from turnwise.replay.records import Answer, TurnReplay
@@ -68,10 +70,18 @@ class Lines:
 
     def add(self, replays: Sequence[TurnReplay]) -> None:
         """Write records."""
-        self._file.writelines(f"{json.dumps(row_of(replay), default=plain_value)}\n" for replay in replays)
+        self._file.writelines(f"{json_of(row_of(replay)).decode()}\n" for replay in replays)
 
 
-def plain_value(value: Any) -> Any:
+def json_of(row: Mapping[str, Any]) -> bytes:
+    """Return a record as JSON in one line, whatever values a caller's graders and functions have put into it."""
+    try:
+        return pydantic_core.to_json(row, fallback=_plain_value)
+    except ValueError:  # half of a pair of surrogates, which UTF-8 cannot have
+        return json.dumps(row, default=_plain_value).encode()
+
+
+def _plain_value(value: Any) -> Any:
     """Return a value of the caller's, such as of a grader, as JSON."""
     return list(value) if isinstance(value, tuple | set | frozenset) else str(value)
 

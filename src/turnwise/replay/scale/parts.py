@@ -21,7 +21,7 @@ from turnwise.memory.values.ids import new_id
 from turnwise.replay.records import Answer, Call, TurnReplay
 from turnwise.replay.scale.pace import Tally
 from turnwise.replay.scale.plan import sync_folder
-from turnwise.replay.writing import plain_value, row_of
+from turnwise.replay.writing import json_of, row_of
 
 TURNS = "turns"
 """The folder of the parts."""
@@ -170,22 +170,22 @@ class Part:
 
     def add(self, key: SessionKey, index: int, replay: TurnReplay) -> None:
         """Write the record of a turn: it survives the end of this process."""
-        line = self.write_line(json.dumps(row_of(replay), default=plain_value))
+        line = self.write_line(json_of(row_of(replay)))
         self._lines.setdefault(key, {})[index] = line
         self.spent += spent_on(replay)
         self.failed += replay.answer.status == "failed"
 
     def end(self, key: SessionKey, unreadable: str | None = None) -> None:
         """Write that all selected turns of a conversation have records, or why it cannot be read."""
-        self.write_line(json.dumps({**key._asdict(), _END: True, _WHY: unreadable}))
+        self.write_line(json_of({**key._asdict(), _END: True, _WHY: unreadable}))
         self._ended[key] = unreadable
 
-    def write_line(self, text: str) -> _Line:
+    def write_line(self, text: bytes) -> _Line:
         """Write a line to the journal, which is begun if there is none."""
         if self._journal is None:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._journal = os.open(self._journal_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        data = f"{text}\n".encode()
+        data = text + b"\n"
         written = os.write(self._journal, data)
         while written < len(data):  # a signal or a full disk, which then raises
             written += os.write(self._journal, data[written:])

@@ -154,10 +154,10 @@ def killed_at(number: int) -> Iterator[Callable[[], int]]:
         is_dead = count > number
         return is_dead
 
-    def writing(self: parts.Part, text: str) -> Any:
+    def writing(self: parts.Part, text: bytes) -> Any:
         if step():
             if self._journal is not None and number % 2:
-                write(self._journal, text.encode()[: len(text) // 2])
+                write(self._journal, text[: len(text) // 2])
             raise Killed
         return real_write(self, text)
 

@@ -104,7 +104,12 @@ def test_runs_of_several_users_say_whose_each_is(store: str) -> None:
 def test_usage_is_shown_as_a_whole_and_in_parts(store: str) -> None:
     total = json.loads(turnwise("usage", store, "--json").stdout)["total"]
     assert total["calls"] == 6 and total["tool_calls"] == 1
-    for by, names in (("user", {"ann", "bob", HOSTILE[8:20]}), ("agent", {"", "travel"}), ("kind", {"run"}), ("engine", {""})):
+    for by, names in (
+        ("user", {"ann", "bob", HOSTILE[8:20]}),
+        ("agent", {"", "travel"}),
+        ("kind", {"run"}),
+        ("engine", {""}),
+    ):
         parts = json.loads(turnwise("usage", store, "--by", by, "--json").stdout)["rows"]
         assert {part[by] for part in parts} >= names
         assert sum(part["output_tokens"] for part in parts) == total["output_tokens"]

@@ -136,6 +136,25 @@ def test_a_second_call_asks_nothing_and_finds_the_same(talked: str, tmp_path: Pa
     assert ASKED == []
     assert (again.summary, again.turns) == (first.summary, first.turns)
     assert rows(tmp_path) == before
+    fewer = replayed(talked, tmp_path, keep=2)
+    assert (fewer.summary, fewer.turns) == (first.summary, first.turns[:2])
+
+
+def test_a_second_call_reads_no_record_of_complete_parts_unless_sums_are_missing(
+    talked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = replayed(talked, tmp_path, keep=2)
+    read: list[Path] = []
+    real = parts.Part._read
+    monkeypatch.setattr(parts.Part, "_read", lambda self, path, **kind: (read.append(path), real(self, path, **kind)))
+    assert replayed(talked, tmp_path, keep=2).summary == first.summary and not read
+    assert len(replayed(talked, tmp_path, keep=5).turns) == 5 and read, "more turns are wanted than were noted"
+    read.clear()
+    for path in (tmp_path / "turns").glob("*.sums.json"):
+        path.write_text("{", encoding="utf-8")
+    assert replayed(talked, tmp_path, keep=5).summary == first.summary and read, "a damaged file is made anew"
+    read.clear()
+    assert replayed(talked, tmp_path, keep=5).summary == first.summary and not read
 
 
 @contextmanager

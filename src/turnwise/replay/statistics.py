@@ -153,7 +153,7 @@ class Summing:
         changes = [Metric(name, "rate", title, has_record=False) for name, (title, _) in CHANGES.items()]
         grades = [Metric(name, "grade", name, has_record=False) for name in graders]
         self._metrics = [*amounts, *rates, *changes, *grades]
-        self._graders = tuple(graders)
+        self.graders = tuple(graders)
         self._seed = seed
         self._groups: dict[str, _Rows] = {}
         self._turns: dict[str, int] = {}
@@ -175,15 +175,39 @@ class Summing:
         They are, for each pair of recorded and new, and of recorded and floor, its count and sums; then the sums of
         floor and new. What no record has counts as 0 there, and a pair without both counts as none.
         """
-        names = self._graders
+        names = self.graders
         was = _measures_of_record(replay.recorded, len(names))
         now = _measures(replay.answer, replay.change, replay.grades, names)
         values = np.zeros((len(was), _WIDTH))
-        values[:, :3] = [_NONE if one is None or other is None else (1.0, one, other) for one, other in zip(was, now, strict=True)]
+        values[:, :3] = [
+            _NONE if one is None or other is None else (1.0, one, other) for one, other in zip(was, now, strict=True)
+        ]
         if replay.floor is not None:
             floor = _measures(replay.floor, replay.floor_change, replay.floor_grades, names)
             values[:, 3:] = [_with_floor(*numbers) for numbers in zip(was, now, floor, strict=True)]
         return values.ravel()
+
+    def encode(self) -> dict[str, Any]:
+        """Return what was added as JSON, if it is of few conversations; `decode` reads it."""
+        groups = {
+            name: [
+                self._turns[name],
+                rows.conversations,
+                [[place, values.tolist()] for place, values in rows.sums.items()],
+            ]
+            for name, rows in self._groups.items()
+        }
+        return {"inexact": self._inexact, "has_floor": self._has_floor, "groups": groups}
+
+    @classmethod
+    def decode(cls, value: Mapping[str, Any], graders: Sequence[str]) -> Summing:
+        """Return sums from what `encode` returned, with the same graders."""
+        summing = cls(graders)
+        summing._inexact, summing._has_floor = value["inexact"], value["has_floor"]
+        for name, (turns, conversations, rows) in value["groups"].items():
+            summing._turns[name] = turns
+            summing._groups[name] = _Rows.of(rows, conversations)
+        return summing
 
     def merge(self, other: Summing) -> None:
         """Add what another one has added, of other conversations and with the same graders."""
@@ -231,6 +255,16 @@ class _Rows:
         self._is_folded = False
         self._last: tuple[str, str] | None = None
 
+    @classmethod
+    def of(cls, rows: Iterable[tuple[Any, Sequence[float]]], conversations: int) -> _Rows:
+        """Return sums of so many conversations, from their rows as JSON has them."""
+        sums = cls()
+        sums.conversations = conversations
+        for place, values in rows:
+            sums.sums[place if isinstance(place, int) else (place[0], place[1])] = np.array(values)
+            sums._is_folded = sums._is_folded or isinstance(place, int)
+        return sums
+
     def add(self, conversation: tuple[str, str], values: np.ndarray[Any, Any]) -> None:
         """Add a turn. The turns of a conversation come one after another."""
         if conversation != self._last and (self._is_folded or conversation not in self.sums):
@@ -277,14 +311,14 @@ _WIDTH = 8
 
 _NONE = (0.0, 0.0, 0.0)
 
-_OF_ANSWERS = [read for measures in (AMOUNTS, RATES) for _, read in measures.values()]
+_OF_ANSWERS = {name: read for measures in (AMOUNTS, RATES) for name, (_, read) in measures.items()}
 
 _OF_CHANGES = [read for _, read in CHANGES.values()]
 
 
 def _measures_of_record(answer: Answer, graders: int) -> list[float | None]:
     """Return all measures of a recorded answer, in their order; None where one is missing."""
-    measures = [0.0 if read is _first_token_s else read(answer) for read in _OF_ANSWERS]
+    measures = [0.0 if read is _first_token_s else read(answer) for read in _OF_ANSWERS.values()]
     return [*measures, *[0.0] * (len(_OF_CHANGES) + graders)]
 
 
@@ -293,7 +327,10 @@ def _measures(
 ) -> list[float | None]:
     """Return all measures of a new answer, in their order; None where one is missing."""
     changes = [None if change is None else read(change) for read in _OF_CHANGES]
-    return [*[read(answer) for read in _OF_ANSWERS], *changes, *[grades.get(name) for name in graders]]
+    measures = [read(answer) for read in _OF_ANSWERS.values()]
+    if answer.unknown:
+        measures = [None if name in answer.unknown else one for name, one in zip(_OF_ANSWERS, measures, strict=True)]
+    return [*measures, *changes, *[grades.get(name) for name in graders]]
 
 
 def _with_floor(was: float | None, now: float | None, floor: float | None) -> tuple[float, ...]:

@@ -37,6 +37,7 @@ def answer_row(answer: Answer) -> dict[str, Any]:
         "first_token_s": answer.first_token_s,
         "is_refusal": answer.is_refusal,
         "is_cut": answer.is_cut,
+        **({"similarity": answer.similarity, "unknown": list(answer.unknown)} if answer.unknown else {}),
     }
 
 

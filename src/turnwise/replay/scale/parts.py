@@ -28,6 +28,9 @@ TURNS = "turns"
 
 _JOURNAL, _DONE, _FACTS = ".journal", ".jsonl", ".facts.json"
 
+SUMS = ".sums.json"
+"""The end of the name of the file with what the records of a complete chunk amount to."""
+
 _END, _WHY = "end", "unreadable"
 """The names by which lines are told from records: the end of a conversation, and why one cannot be read."""
 
@@ -75,9 +78,20 @@ def taken_before(folder: Path) -> Tally:
     return tally
 
 
+def parquet_of(folder: Path, number: int) -> Path:
+    """Return the path of the Parquet file of a complete chunk."""
+    return folder / TURNS / f"{number:06}.parquet"
+
+
+def drop_finished_journals(folder: Path) -> None:
+    """Delete the journals of complete chunks, which a kill has left."""
+    for number in set(done_parts(folder)).intersection(begun_parts(folder)):
+        Part(folder, number)
+
+
 def clear(folder: Path) -> None:
     """Delete all parts."""
-    for kind in (_JOURNAL, _DONE, _FACTS, ".new", ".parquet"):
+    for kind in (_JOURNAL, _DONE, _FACTS, SUMS, ".new", ".parquet"):
         for path in (folder / TURNS).glob(f"*{kind}"):
             path.unlink()
 
@@ -305,7 +319,8 @@ def spent_on(replay: TurnReplay) -> Usage:
 def _answer_of(row: Mapping[str, Any]) -> Answer:
     fields = {name: value for name, value in row.items() if name != "is_cut"}
     calls = tuple(Call(**call) for call in row["calls"])
-    return Answer(**{**fields, "calls": calls, "usage": Usage(**row["usage"])})
+    unknown = tuple(row.get("unknown", ()))
+    return Answer(**{**fields, "calls": calls, "usage": Usage(**row["usage"]), "unknown": unknown})
 
 
 def replay_of(row: Mapping[str, Any]) -> TurnReplay:

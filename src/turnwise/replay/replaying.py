@@ -169,8 +169,8 @@ class _Answering:
         """Return the answer to a turn; None if the turn is only what later windows are made of."""
         variant = self._variant
         if isinstance(variant.engine, ShadowRecords):
-            answer = variant.engine.answer_to(recorded) if recorded.is_selected else None
-            return answer and replace(answer, is_refusal=is_refusal(answer))
+            given = variant.engine.answer_to(recorded) if recorded.is_selected else None
+            return given and replace(given, is_refusal=is_refusal(given))
         if self._conversation is None:
             self._conversation = Conversation.of(recorded.session, self._log, recorded.turn.cache)
         conversation = self._conversation

@@ -65,7 +65,7 @@ CHANGES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], float]]] = {
     "different": ("different answers", lambda change: float(not change["same"])),
     "different_text": ("different texts", lambda change: float(not change["text"])),
     "different_calls": ("different tool calls", lambda change: float(not change["calls"])),
-    "dissimilarity": ("1 - similarity of texts", lambda change: 1.0 - change["similarity"]),
+    "dissimilarity": ("dissimilarity of texts", lambda change: 1.0 - change["similarity"]),
 }
 
 

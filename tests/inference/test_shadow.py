@@ -12,7 +12,7 @@ import pytest
 
 from turnwise import AsyncSessionManager, EchoEngine, Packed, SessionManager, tool
 from turnwise.actors.hosting.placement import InProcess
-from turnwise.engines import FunctionEngine, NoAnswer, Shadow, Split, Usage
+from turnwise.engines import EngineBuilder, FunctionEngine, NoAnswer, Shadow, Split, Usage
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import Text, ToolResult, ToolUse
 from turnwise.stores import Quota
@@ -54,7 +54,7 @@ async def test_a_candidate_answers_with_the_results_that_the_run_got() -> None:
     records: list[Any] = []
     CALLED.clear()
     engine = Shadow(paying(5, 7), paying(7, 5, says="Paid!"), share=1, sink=records.append, texts=True)
-    engines = {"main": Split({"payer": 1}), "payer": engine}
+    engines: dict[str, EngineBuilder] = {"main": Split({"payer": 1}), "payer": engine}
     async with AsyncSessionManager("memory://shadow", engine=engines, placement=InProcess()) as manager:
         await manager.set_quota(Quota(tokens=1_000_000, per="month"))
         turn, record = await records_of(engine, records, manager)

@@ -146,7 +146,12 @@ def test_a_second_call_reads_no_record_of_complete_parts_unless_sums_are_missing
     first = replayed(talked, tmp_path, keep=2)
     read: list[Path] = []
     real = parts.Part._read  # noqa: SLF001 - what is read is no part of the result
-    monkeypatch.setattr(parts.Part, "_read", lambda self, path, **kind: (read.append(path), real(self, path, **kind)))
+
+    def reading(part: parts.Part, path: Path, *, is_whole: bool) -> None:
+        read.append(path)
+        real(part, path, is_whole=is_whole)
+
+    monkeypatch.setattr(parts.Part, "_read", reading)
     assert replayed(talked, tmp_path, keep=2).summary == first.summary and not read
     assert len(replayed(talked, tmp_path, keep=5).turns) == 5 and read, "more turns are wanted than were noted"
     read.clear()

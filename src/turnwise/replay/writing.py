@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -74,10 +75,15 @@ class Lines:
         self._file.writelines(f"{json_of(row_of(replay)).decode()}\n" for replay in replays)
 
 
+_LINE_END = re.compile("\x85|\u2028|\u2029".encode())
+"""What JSON may have in a text, and where some programs end a line."""
+
+
 def json_of(row: Mapping[str, Any]) -> bytes:
     """Return a record as JSON in one line, whatever values a caller's graders and functions have put into it."""
     try:
-        return pydantic_core.to_json(row, fallback=_plain_value)
+        line = pydantic_core.to_json(row, fallback=_plain_value)
+        return line if line.isascii() else _LINE_END.sub(lambda end: b"\\u%04x" % ord(end[0].decode()), line)
     except ValueError:  # half of a pair of surrogates, which UTF-8 cannot have
         return json.dumps(row, default=_plain_value).encode()
 

@@ -1059,7 +1059,7 @@ class AsyncSessionManager:
             since: only on this day or later, in UTC: a date, or a text such as `2026-11-29`.
             until: only on this day or before.
             by: what to split the sums by: `day`, `user`, `agent`, `session`, `kind` (see `SpentOn`), `model`, `tool`,
-                `tenant`.
+                `tenant`, `engine` (the name that the run's engine has; of a `Split`, the chosen one).
             tenant: only what users have spent while they had this tenant: see `set_tenant`.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The ledger: what was spent, by user, agent, session, day, model and tool, apart from the sessions that spent it.
+"""The ledger: what was spent, by user, agent, session, day, engine, model and tool, apart from the sessions.
 
 Annotations are not postponed (PEP 563) in this module, since pydantic would evaluate each of them again.
 """
@@ -21,7 +21,7 @@ SpentOn = Literal["run", "summary", "title", "extraction", "recall", "shadow"]
 """What a model or a tool was called for: a run's answer, a summary of the conversation, its title, facts that a memory
 extracts, the choice of the facts that a recall returns, or an answer of a candidate beside a run: see `Shadow`."""
 
-LedgerField = Literal["day", "user", "agent", "session", "kind", "model", "tool", "tenant"]
+LedgerField = Literal["day", "user", "agent", "session", "kind", "model", "tool", "tenant", "engine"]
 """By what the ledger can be split: `LedgerRow` has each."""
 
 
@@ -36,6 +36,7 @@ class LedgerKey(NamedTuple):
     model: str
     tool: str
     tenant: str
+    engine: str
 
 
 COLUMNS: Mapping[LedgerField, str] = dict(zip(get_args(LedgerField), LedgerKey._fields, strict=True))
@@ -55,6 +56,8 @@ class Purpose(NamedTuple):
     """The model's name; None if it is not known yet, and then the run's own."""
     tool: str = ""
     """The tool that was called; empty for calls of models."""
+    engine: str = ""
+    """The name of the run's engine; empty for the manager's first without a name, and for what no run has spent."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +67,17 @@ class Spent:
     parts: Mapping[Purpose, Usage] = field(default_factory=dict)
 
     @classmethod
-    def on(cls, usage: Usage, *, kind: SpentOn = "run", model: str | None = None, tool: str = "") -> "Spent":
+    def on(
+        cls, usage: Usage, *, kind: SpentOn = "run", model: str | None = None, tool: str = "", engine: str = ""
+    ) -> "Spent":
         """Return usage that was spent on one thing."""
-        return cls({Purpose(kind, model, tool): usage})
+        return cls({Purpose(kind, model, tool, engine): usage})
 
     @property
     def total(self) -> Usage:
         """The whole usage."""
-        return sum(self.parts.values(), Usage())
+        first, *others = self.parts.values() or (Usage(),)
+        return sum(others, first)
 
     @property
     def charged(self) -> Usage:
@@ -131,6 +137,10 @@ class LedgerRow(Record):
     tool: str | None = None
     tenant: str | None = None
     """The tenant that the user had when it was spent."""
+    engine: str | None = None
+    """The name of the engine of the run that has spent it, also of its summaries and of its candidate: see `Shadow`.
+    Of a `Split`, it is the engine that was chosen. Empty if that has no name, and for what no run has spent, such as
+    titles."""
     runs: int = 0
     """How many runs have ended, of those that had begun."""
     usage: Usage = field(default_factory=Usage)
@@ -158,6 +168,7 @@ def rows_of(spent: Spent, ended: Iterable[Purpose], now: float) -> list[LedgerRo
             kind=purpose.kind,
             model=_indexed(purpose.model or ""),
             tool=_indexed(purpose.tool),
+            engine=_indexed(purpose.engine),
             runs=runs[purpose],
             usage=spent.parts.get(purpose, _NOTHING),
         )
@@ -223,6 +234,7 @@ def key_in(session: SessionRecord, row: LedgerRow) -> LedgerKey:
         row.model or "",
         row.tool or "",
         row.tenant or "",
+        row.engine or "",
     )
 
 

@@ -27,7 +27,7 @@ _PLACEHOLDER = base64.b64encode(b"-").decode()
 
 def names_file(block: Block) -> bool:
     """Return whether a block, or one of those of a tool's result, names a file."""
-    return bool(named_files(block))
+    return isinstance(block, Image | Document | ToolResult) and bool(named_files(block))
 
 
 def stand_in(block: Attachment) -> Attachment:

@@ -104,7 +104,12 @@ def test_runs_of_several_users_say_whose_each_is(store: str) -> None:
 def test_usage_is_shown_as_a_whole_and_in_parts(store: str) -> None:
     total = json.loads(turnwise("usage", store, "--json").stdout)["total"]
     assert total["calls"] == 6 and total["tool_calls"] == 1
-    for by, names in (("user", {"ann", "bob", HOSTILE[8:20]}), ("agent", {"", "travel"}), ("kind", {"run"})):
+    for by, names in (
+        ("user", {"ann", "bob", HOSTILE[8:20]}),
+        ("agent", {"", "travel"}),
+        ("kind", {"run"}),
+        ("engine", {""}),
+    ):
         parts = json.loads(turnwise("usage", store, "--by", by, "--json").stdout)["rows"]
         assert {part[by] for part in parts} >= names
         assert sum(part["output_tokens"] for part in parts) == total["output_tokens"]
@@ -122,7 +127,7 @@ def test_usage_is_printed_as_csv(store: str) -> None:
 
 def test_usage_by_something_else_is_refused(store: str) -> None:
     for words, reason in (
-        (("--by", "week"), "day, user, agent, session, kind, model, tool"),
+        (("--by", "week"), "day, user, agent, session, kind, model, tool, tenant, engine"),
         (("--since", "yesterday"), "2026-11-29"),
         (("--since", "2026-11-30", "--until", "2026-11-29"), "must not be after until"),
     ):

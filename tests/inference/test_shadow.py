@@ -12,7 +12,7 @@ import pytest
 
 from turnwise import AsyncSessionManager, EchoEngine, Packed, SessionManager, tool
 from turnwise.actors.hosting.placement import InProcess
-from turnwise.engines import FunctionEngine, NoAnswer, Shadow, Split, Usage
+from turnwise.engines import EngineBuilder, FunctionEngine, NoAnswer, Shadow, Split, Usage
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import Text, ToolResult, ToolUse
 from turnwise.stores import Quota
@@ -54,7 +54,8 @@ async def test_a_candidate_answers_with_the_results_that_the_run_got() -> None:
     records: list[Any] = []
     CALLED.clear()
     engine = Shadow(paying(5, 7), paying(7, 5, says="Paid!"), share=1, sink=records.append, texts=True)
-    async with AsyncSessionManager("memory://shadow", engine=engine, placement=InProcess()) as manager:
+    engines: dict[str, EngineBuilder] = {"main": Split({"payer": 1}), "payer": engine}
+    async with AsyncSessionManager("memory://shadow", engine=engines, placement=InProcess()) as manager:
         await manager.set_quota(Quota(tokens=1_000_000, per="month"))
         turn, record = await records_of(engine, records, manager)
         assert CALLED == [5, 7], "no tool is called for the candidate"
@@ -72,6 +73,8 @@ async def test_a_candidate_answers_with_the_results_that_the_run_got() -> None:
         spent = {row.kind: row.usage for row in await manager.usage(by=["kind"])}
         assert spent["shadow"].calls == record["usage"]["calls"] == 3
         assert spent["shadow"].input_tokens == record["usage"]["input_tokens"] > 5, "what is not reported is counted"
+        by_engine = [(row.engine, row.kind, row.runs) for row in await manager.usage(by=["engine", "kind"])]
+        assert by_engine == [("payer", "run", 2), ("payer", "shadow", 0)]
         own = spent["run"]
         (use,) = await manager.quotas()
         assert use.used == own.input_tokens + own.output_tokens, "the candidate's is in no quota"

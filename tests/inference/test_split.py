@@ -67,6 +67,8 @@ def test_runs_have_the_engine_that_was_chosen(tmp_path: Path) -> None:
         assert {*names} == {"a", "b"}
         for name in ("a", "b"):
             assert len(manager.runs(engine=name)) == names.count(name)
+        spent = {row.engine: row.runs for row in manager.usage(by=["engine"])}
+        assert spent == {name: names.count(name) for name in ("a", "b")}
         other = manager.open("other", engine="c")
         assert other.run("Who are you?").wait().text == "c"
         with pytest.raises(InvalidInputError, match="engine"):

@@ -137,6 +137,30 @@ def test_a_second_call_asks_nothing_and_finds_the_same(talked: str, tmp_path: Pa
     assert ASKED == []
     assert (again.summary, again.turns) == (first.summary, first.turns)
     assert rows(tmp_path) == before
+    fewer = replayed(talked, tmp_path, keep=2)
+    assert (fewer.summary, fewer.turns) == (first.summary, first.turns[:2])
+
+
+def test_a_second_call_reads_no_record_of_complete_parts_unless_sums_are_missing(
+    talked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = replayed(talked, tmp_path, keep=2)
+    read: list[Path] = []
+    real = parts.Part._read  # noqa: SLF001 - what is read is no part of the result
+
+    def reading(part: parts.Part, path: Path, *, is_whole: bool) -> None:
+        read.append(path)
+        real(part, path, is_whole=is_whole)
+
+    monkeypatch.setattr(parts.Part, "_read", reading)
+    assert replayed(talked, tmp_path, keep=2).summary == first.summary and not read
+    assert len(replayed(talked, tmp_path, keep=5).turns) == 5 and read, "more turns are wanted than were noted"
+    read.clear()
+    for path in (tmp_path / "turns").glob("*.sums.json"):
+        path.write_text("{", encoding="utf-8")
+    assert replayed(talked, tmp_path, keep=5).summary == first.summary and read, "a damaged file is made anew"
+    read.clear()
+    assert replayed(talked, tmp_path, keep=5).summary == first.summary and not read
 
 
 @contextmanager
@@ -155,10 +179,10 @@ def killed_at(number: int) -> Iterator[Callable[[], int]]:
         is_dead = count > number
         return is_dead
 
-    def writing(self: parts.Part, text: str) -> Any:
+    def writing(self: parts.Part, text: bytes) -> Any:
         if step():
             if self._journal is not None and number % 2:
-                write(self._journal, text.encode()[: len(text) // 2])
+                write(self._journal, text[: len(text) // 2])
             raise Killed
         return real_write(self, text)
 

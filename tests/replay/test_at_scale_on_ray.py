@@ -95,13 +95,11 @@ def test_workers_on_ray_find_the_same_and_survive_the_death_of_one(
     assert (progress[-1].expected_turns, progress[-1].failed) == (SESSIONS * TURNS, 0)
 
 
-async def test_a_replay_on_ray_that_is_cancelled_or_out_of_budget_goes_on(ray_session: Any, tmp_path: Path) -> None:
-    url, log, out = f"sqlite:///{tmp_path}/chats.db", tmp_path / "asked.txt", tmp_path / "out"
-    async with AsyncSessionManager(url, engine=EchoEngine(), placement=InProcess()) as manager:
-        for session in range(SESSIONS):
-            chat = await manager.open(f"s{session}")
-            for turn in range(TURNS):
-                await (await chat.run(f"prompt {session}.{turn}")).wait()
+async def test_a_replay_on_ray_that_is_cancelled_or_out_of_budget_goes_on(
+    ray_session: Any, talked: str, tmp_path: Path
+) -> None:
+    log, out = tmp_path / "asked.txt", tmp_path / "out"
+    async with AsyncSessionManager(talked, engine=EchoEngine(), placement=InProcess()) as manager:
         slow = Noting(str(log), wait_s=0.2)
         work = asyncio.create_task(
             replay(manager, engine=slow, out=out, at_scale=AtScale(on_ray=True, workers=1), at_once=2)

@@ -10,7 +10,7 @@ import pytest
 from turnwise import EchoEngine, OpenAIEngine, Usage
 from turnwise.errors import ConfigError, InvalidInputError
 from turnwise.memory.values.records import replace
-from turnwise.replay import Answer, Call, Condition, ModelGrader, TurnReplay
+from turnwise.replay import Answer, Call, Condition, FunctionGrader, ModelGrader, TurnReplay
 from turnwise.replay.comparing import Comparing, different_fields, is_refusal, normalised
 from turnwise.replay.statistics import DRAWS, Summing, difference
 from turnwise.testing import LocalProvider
@@ -103,6 +103,27 @@ def test_refusals_are_known_by_codes_and_stop_reasons() -> None:
     assert is_refusal(answer(status="failed", code="refused"))
     assert is_refusal(answer("Well", stop_reason="content_filter"))
     assert not answer(status="failed", code="refused", is_refusal=True).is_error
+
+
+def test_a_function_or_a_grader_says_what_a_refusal_is() -> None:
+    def by_function(answer: Answer) -> bool | None:
+        if answer.text == "?":
+            raise ValueError
+        return "leider" in answer.text if answer.text else None
+
+    async def by_grader(_: TurnReplay, answer: Answer) -> float | None:
+        return by_function(answer)
+
+    for refusal in (by_function, FunctionGrader("refusal", by_grader)):
+        comparing = Comparing(refusal=refusal)
+        refusing = turn(answer("Das geht leider nicht."), answer("I cannot help with that.", is_refusal=True))
+        refusing = asyncio.run(comparing.graded(replace(refusing, floor=answer("", is_refusal=True))))
+        assert (refusing.recorded.is_refusal, refusing.answer.is_refusal) == (True, False)
+        assert refusing.floor and refusing.floor.is_refusal, "if it does not say, codes and words do"
+        unsure = asyncio.run(comparing.graded(turn(answer("?"), answer("?", is_refusal=True))))
+        assert (unsure.recorded.is_refusal, unsure.answer.is_refusal) == (False, True), "so they do if it fails"
+    with pytest.raises(InvalidInputError, match="refusal"):
+        Comparing(refusal="sorry")  # type: ignore[arg-type]
 
 
 def test_a_ratio_is_one_of_sums_and_its_interval_holds_it() -> None:

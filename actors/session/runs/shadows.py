@@ -104,7 +104,7 @@ class Shadows:
             end,
             answer,
             session=run.session,
-            bill=partial(self._bill.charge, "shadow"),
+            bill=partial(self._bill.charge, "shadow", engine=run.engine_name),
             off_loop=self._engines.off_loop,
             grace_s=grace_s,
         )

@@ -98,6 +98,11 @@ class ActiveRun:
         return self.record.run_id
 
     @property
+    def engine_name(self) -> str:
+        """The name of its engine; empty for the manager's first without a name."""
+        return self.record.engine or ""
+
+    @property
     def record(self) -> RunRecord:
         """The record as of the last commit. Setting one that is suspended, and not for agents only, wakes waiters."""
         return self._record
@@ -178,7 +183,7 @@ class ActiveRun:
         """Add what was spent, for the run's next commit. Without a `model`, it counts as the run's own model's."""
         if model and kind == "run":
             self.model = model
-        self.unbilled += Spent.on(usage, kind=kind, model=model, tool=tool)
+        self.unbilled += Spent.on(usage, kind=kind, model=model, tool=tool, engine=self.engine_name)
 
     def spending(self, record: RunRecord) -> Spent:
         """Return what the ledger gets with the run's next record: what it has spent since its last stored record.
@@ -188,13 +193,13 @@ class ActiveRun:
         if record.usage is None or record.usage == self.record.usage:
             return Spent()
         seconds = record.usage.seconds - (self.record.usage.seconds if self.record.usage else 0.0)
-        spent = self._bill[0] + Spent.on(Usage(seconds=round(seconds, 6)))
+        spent = self._bill[0] + Spent.on(Usage(seconds=round(seconds, 6)), engine=self.engine_name)
         return spent.with_model(self.model)
 
     @property
     def purpose(self) -> Purpose:
         """What the run is counted under in the ledger."""
-        return Purpose("run", self.model)
+        return Purpose("run", self.model, engine=self.engine_name)
 
     @property
     def unsettled(self) -> tuple[Spent, Spent]:

@@ -66,7 +66,8 @@ class CompactionBill:
             if self.run and not self.run.done.done():
                 self.run.spend(usage, kind=kind, model=model or "")
             else:
-                self._charge(Spent.on(usage, kind=kind, model=model or ""))
+                engine = self.run.engine_name if self.run else ""
+                self._charge(Spent.on(usage, kind=kind, model=model or "", engine=engine))
 
 
 class PlanRunner:

@@ -203,7 +203,11 @@ def of_everything(owner: Owner, run_id: str = "r9", idempotency_key: str = "k9",
             DeliveryChange(a_delivery("d1"), a_delivery("d1", 20.0, revision=2, attempts=1, why=TEXT)),
             DeliveryChange(a_delivery("d2"), None),
         ],
-        spent=[LedgerRow(day="2026-11-29", kind="run", model="m", tool="", tenant="", runs=1, usage=Usage(calls=9))],
+        spent=[
+            LedgerRow(
+                day="2026-11-29", kind="run", model="m", tool="", tenant="", engine="e", runs=1, usage=Usage(calls=9)
+            )
+        ],
         joined=["ü%'", "n"],
     )
 

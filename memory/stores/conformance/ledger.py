@@ -24,7 +24,7 @@ _ALL: tuple[LedgerField, ...] = tuple(COLUMNS)
 
 def a_row(day: str = "2026-11-29", model: str = "m", tool: str = "", kind: str = "run", **values: Any) -> LedgerRow:
     """Return what a commit adds to the ledger: by default, one run with one call of a model, of no tenant."""
-    values = {"tenant": "", "runs": 1, "usage": Usage(calls=1), **values}
+    values = {"tenant": "", "engine": "", "runs": 1, "usage": Usage(calls=1), **values}
     return LedgerRow(day=day, model=model, tool=tool, kind=kind, **values)
 
 
@@ -62,7 +62,8 @@ async def check_the_ledger_is_split_by_each_field(store: SessionStore) -> None:
     days, models, tools = ("2025-12-31", "2026-01-01", "2026-01-02"), ("m", TEXT.replace("\0", "")[:32]), ("", "look")
     for user, agent in (("u", None), ("u", "a"), ("v", "a")):
         owner = await own(store, f"{user} {agent}", user_id=user, agent=agent)
-        await owner.commit(spent=[a_row(*names, "summary") for names in itertools.product(days, models, tools)])
+        rows = itertools.product(days, models, tools)
+        await owner.commit(spent=[a_row(day, model, tool, "summary", engine=f"e{tool}") for day, model, tool in rows])
 
     def sums(count: int, **names: str) -> LedgerRow:
         return LedgerRow(runs=count, usage=Usage(calls=count), **names)
@@ -74,6 +75,7 @@ async def check_the_ledger_is_split_by_each_field(store: SessionStore) -> None:
     await _check_sums(store, [sums(18, model=model) for model in sorted(models)], "model")
     await _check_sums(store, [sums(18, tool=tool) for tool in tools], "tool")
     await _check_sums(store, [sums(36, kind="summary")], "kind")
+    await _check_sums(store, [sums(18, engine=engine) for engine in ("e", "elook")], "engine")
     pairs = [sums(2, tool=tool, day=day) for tool in tools for day in days]
     await _check_sums(store, pairs, "tool", "day", user_id="u", agent="a")
     await _check_sums(store, [sums(12, day=day) for day in days[1:]], "day", since=days[1])

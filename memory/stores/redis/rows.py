@@ -64,7 +64,8 @@ def finite(time_s: float, subject: str) -> str:
 
 def ledger_field(row: LedgerRow, agent: str | None, name: str) -> str:
     """Return the field of a ledger's hash that has one number of a row."""
-    return f"{encode_json([row.day, agent or '', row.kind, row.model, row.tool, row.tenant or ''])}\n{name}"
+    values = [row.day, agent or "", row.kind, row.model, row.tool, row.tenant or "", row.engine or ""]
+    return f"{encode_json(values)}\n{name}"
 
 
 def read_ledger(session: bytes, user: bytes, fields: Sequence[bytes]) -> Iterator[tuple[LedgerKey, list[int]]]:
@@ -81,5 +82,5 @@ def read_ledger(session: bytes, user: bytes, fields: Sequence[bytes]) -> Iterato
         text, _, name = field.decode().partition("\n")
         rows.setdefault(text, [*ZEROS])[NUMBERS.index(name)] = int(number)
     for text, numbers in rows.items():
-        day, agent, kind, model, tool, tenant = json.loads(text)
-        yield LedgerKey(day, user_id, agent, session_id, kind, model, tool, tenant), numbers
+        day, agent, *names = json.loads(text)
+        yield LedgerKey(day, user_id, agent, session_id, *names), numbers

@@ -222,7 +222,7 @@ ledger = Table(
     *(Column(name, Text, nullable=False) for name in LedgerKey._fields),
     *(Column(name, BigInteger, nullable=False) for name in NUMBERS),
     # A session's rows stand together, so that its commits find them and its deletion does. No two sessions share a row.
-    PrimaryKeyConstraint("user_id", "session_id", "day", "kind", "model", "tool", "agent", "tenant"),
+    PrimaryKeyConstraint("user_id", "session_id", "day", "kind", "model", "tool", "agent", "tenant", "engine"),
     info={BY_KEY: True},
 )
 

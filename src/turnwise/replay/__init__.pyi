@@ -7,6 +7,7 @@ from turnwise.replay.run import Replay as Replay, check_requests as check_reques
 from turnwise.replay.scale.parts import Unreadable as Unreadable
 from turnwise.replay.scale.settings import AtScale as AtScale, Progress as Progress
 from turnwise.replay.selecting import Selection as Selection
+from turnwise.replay.shadowed import ShadowRecords as ShadowRecords
 from turnwise.replay.statistics import (
     Group as Group,
     Interval as Interval,

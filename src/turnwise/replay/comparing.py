@@ -15,11 +15,14 @@ from rapidfuzz import fuzz
 
 from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.values.records import replace
-from turnwise.replay.grading import Grader
+from turnwise.replay.grading import FunctionGrader, Grader
 from turnwise.replay.records import REFUSED_CODES, REFUSED_REASONS, Answer, TurnReplay
 
 Embedding = Callable[[Sequence[str]], Sequence[Sequence[float]] | Awaitable[Sequence[Sequence[float]]]]
 """Returns a vector for each text."""
+
+Refusal = Grader | Callable[[Answer], bool | Awaitable[bool | None] | None]
+"""Says whether an answer is a refusal."""
 
 _REFUSAL = re.compile(
     r"^\W*(i('m| am)( very| so)? sorry|sorry|i apologi[sz]e|unfortunately)?\W*(but )?(i|we)('m| am| are)? "
@@ -45,11 +48,16 @@ class Comparing:
     """Makes vectors of texts, whose cosine is the similarity of two answers; if omitted, the share of
     characters that they have in common is."""
     graders: Sequence[Grader] = ()
+    refusal: Refusal | None = None
+    """Says whether an answer is a refusal: a function of it, or a grader, whose number is above 0 then. Where it says
+    None, or fails, codes, stop reasons and English words decide, as they do without it."""
     normalise: Callable[[str], str] | None = None
     """What is done to texts before they count as the same; by default spaces, case, quotes and punctuation at the end
     make no difference."""
 
     def __post_init__(self) -> None:
+        if not (self.refusal is None or callable(self.refusal) or hasattr(self.refusal, "grade")):
+            raise InvalidInputError("refusal", shown(self.refusal), "pass a function of an Answer, or a grader")
         names = [grader.name for grader in self.graders]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise InvalidInputError("graders", shown(twice), "two graders have this name: rename one")
@@ -61,6 +69,8 @@ class Comparing:
         tool calls are, in order. `similarity`: of the texts, from 0 to 1. `fields`: of structured answers, the paths of
         the fields that differ.
         """
+        if now.similarity is not None:
+            return _change_without_text(was, now, now.similarity)
         normalise = self.normalise or normalised
         fields = different_fields(was.text, now.text) if is_json else None
         is_same_text = was.text == now.text or (
@@ -86,8 +96,21 @@ class Comparing:
         lengths = math.hypot(*one) * math.hypot(*other)
         return round(float(product / lengths), 4) if lengths else 0.0
 
+    async def _refuses(self, replay: TurnReplay, answer: Answer) -> Answer:
+        decide: Any = self.refusal
+        grader = decide if hasattr(decide, "grade") else FunctionGrader("refusal", lambda _, each: decide(each))
+        grade = await grader.grade(replay, answer)
+        return answer if grade is None else replace(answer, is_refusal=grade > 0)
+
     async def graded(self, replay: TurnReplay) -> TurnReplay:
-        """Return the record with what the graders gave both answers of the replay."""
+        """Return the record with what `refusal` and the graders say of its answers."""
+        if self.refusal is not None:
+            replay = replace(
+                replay,
+                recorded=await self._refuses(replay, replay.recorded),
+                answer=await self._refuses(replay, replay.answer),
+                floor=replay.floor and await self._refuses(replay, replay.floor),
+            )
         if not self.graders:
             return replay
         grades: dict[str, float] = {}
@@ -100,10 +123,20 @@ class Comparing:
         return replace(replay, grades=grades, floor_grades=floor_grades)
 
 
+def _change_without_text(was: Answer, now: Answer, similarity: float) -> dict[str, Any]:
+    """Return how an answer differs whose text was not kept, and of whose tool calls only the names were."""
+    is_same_text = similarity == 1.0
+    is_same_calls = [call.name for call in was.calls] == [call.name for call in now.calls]
+    is_same = is_same_text and is_same_calls and was.status == now.status
+    return {"same": is_same, "text": is_same_text, "calls": is_same_calls, "similarity": similarity}
+
+
 def normalised(text: str) -> str:
     """Return a text in which spaces, case, quotes and punctuation at the end make no difference."""
-    text = unicodedata.normalize("NFKC", text).casefold().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
-    text = re.sub("[\N{LEFT DOUBLE QUOTATION MARK}\N{RIGHT DOUBLE QUOTATION MARK}]", '"', text)
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text).replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
+        text = re.sub("[\N{LEFT DOUBLE QUOTATION MARK}\N{RIGHT DOUBLE QUOTATION MARK}]", '"', text)
+    text = text.casefold()
     return " ".join(text.split()).rstrip(".!? ")
 
 

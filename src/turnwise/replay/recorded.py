@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 from turnwise.actors.session.memory.memory_retrieval import RECALLED
 from turnwise.actors.session.window.leaving_out import without
@@ -15,6 +15,7 @@ from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Spans, cut, join, overlap, size, union
 from turnwise.memory.conversation.turns import Turn, TurnRecord
+from turnwise.memory.files.attachments import names_file
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.reading import read_blocks, read_runs
 from turnwise.replay.records import Answer, answer_of
@@ -41,6 +42,8 @@ class RecordedTurn:
     """The text that memories added to its requests."""
     inexact: tuple[str, ...] = ()
     """How its request may differ from the recorded one."""
+    may_name_files: bool = True
+    """Whether blocks of its page name files, whose bytes requests then get."""
 
     @property
     def before(self) -> Spans:
@@ -112,7 +115,15 @@ async def recorded_turns(
             cache = BlockCache()
             spans = union(*(turn.spans for turn, *_ in read), *(turn.prompt for turn, *_ in read))
             cache.add_spans(spans, await read_blocks(store, spans))
-            made = _Page(store, session, cache, left_out, _was_cleared(first[0][0], session.log), has_memories)
+            made = _Page(
+                store=store,
+                session=session,
+                cache=cache,
+                left_out=left_out,
+                was_cleared=_was_cleared(first[0][0], session.log),
+                blocks=cache.read(spans),
+                has_memories=has_memories,
+            )
             yield [await made.turn(turn, run, place, is_selected=chosen) for turn, run, chosen, place in read]
 
 
@@ -164,9 +175,9 @@ def _run_of_import(session: SessionRecord, turn: TurnRecord) -> RunRecord:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Page:
-    """What the turns of one page are made of."""
+    """What the turns of one page are made of. What most blocks are not is asked once for all of them."""
 
     store: SessionStore
     session: SessionRecord
@@ -175,7 +186,19 @@ class _Page:
     """The blocks that were removed or forgotten since."""
     was_cleared: bool
     """Whether the session had turns before the first one that it has."""
+    blocks: Sequence[AnyBlock]
+    """Those of all its requests and answers."""
     has_memories: bool
+
+    @cached_property
+    def has_cleared(self) -> bool:
+        """Whether some of its requests may have blocks that were cleared since."""
+        return bool(self.left_out) or _has_cleared(self.blocks)  # a shorter request may have other blocks
+
+    @cached_property
+    def may_name_files(self) -> bool:
+        """Whether some of its requests may name files."""
+        return bool(self.left_out) or any(map(names_file, self.blocks))
 
     async def turn(self, turn: TurnRecord, run: RunRecord, position: int, *, is_selected: bool) -> RecordedTurn:
         """Return a turn with its request."""
@@ -186,7 +209,7 @@ class _Page:
                 turn = replace(turn, input=remaining)
                 await self._read(remaining)
                 inexact.append("it lacks what was removed or forgotten since")
-        if self.was_cleared or (is_selected and _has_cleared(self.cache.read(turn.input))):
+        if self.was_cleared or (is_selected and self.has_cleared and _has_cleared(self.cache.read(turn.input))):
             inexact.append("it may lack what it had of turns that were cleared since")
         text = turn.metadata.get(RECALLED)
         if text is None and self.has_memories and run.memory != "off":
@@ -199,6 +222,7 @@ class _Page:
             is_selected=is_selected,
             recalled=Recalled(text=str(text)) if text else None,
             inexact=tuple(inexact),
+            may_name_files=self.may_name_files,
         )
 
     async def _read(self, spans: Spans) -> tuple[AnyBlock, ...]:

@@ -56,7 +56,11 @@ class Answer:
     first_token_s: float | None = None
     """Seconds until the first part of the answer came. No store has that of a recorded answer."""
     is_refusal: bool = False
-    """Whether the model refused, by a code, a stop reason, or the words of the answer."""
+    """Whether the model refused, by a code, a stop reason, or the words of the answer; or as `refusal=` says."""
+    similarity: float | None = None
+    """How similar its text is to the recorded one, if the text itself was not kept: see `ShadowRecords`."""
+    unknown: tuple[str, ...] = ()
+    """The measures that nobody knows of it: see `ShadowRecords`."""
 
     @property
     def is_cut(self) -> bool:

@@ -31,6 +31,7 @@ from turnwise.replay.context import Answered, Conversation, answer_turn, resourc
 from turnwise.replay.recalling import Recalling
 from turnwise.replay.recorded import RecordedTurn
 from turnwise.replay.records import Answer, AnswerStatus, TurnReplay, answer_of, prompt_text
+from turnwise.replay.shadowed import ShadowRecords
 from turnwise.replay.tools import RecordedTools, TurnTools
 from turnwise.replay.windows import Windows
 from turnwise.strategies.strategy import OverflowStrategy
@@ -112,9 +113,9 @@ class Replaying:
 
     async def _replayed(self, recorded: RecordedTurn) -> TurnReplay | None:
         answer = await self._answering.answer(recorded)
-        floor = await self._floor.answer(recorded) if self._floor else None
         if answer is None:
             return None
+        floor = await self._floor.answer(recorded) if self._floor else None
         session, record, run = recorded.session, recorded.turn.record, recorded.run
         comparing, output_type = self._work.comparing, run.output is not None
         was = recorded.answer
@@ -167,10 +168,13 @@ class _Answering:
     async def answer(self, recorded: RecordedTurn) -> Answer | None:
         """Return the answer to a turn; None if the turn is only what later windows are made of."""
         variant = self._variant
+        if isinstance(variant.engine, ShadowRecords):
+            given = variant.engine.answer_to(recorded) if recorded.is_selected else None
+            return given and replace(given, is_refusal=is_refusal(given))
         if self._conversation is None:
             self._conversation = Conversation.of(recorded.session, self._log, recorded.turn.cache)
         conversation = self._conversation
-        conversation.go_on_with(recorded.turn.cache, self._base or ())
+        conversation.go_on_with(recorded.turn.cache, self._base or (), may_name_files=recorded.may_name_files)
         is_first = self._base is None
         if not (recorded.is_selected or variant.overflow or (variant.forward and not is_first)):
             return None

@@ -20,8 +20,9 @@ from turnwise.actors.inference.named_engines import as_engine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.window.compaction_tasks import check_overflow
 from turnwise.errors import InvalidInputError, SessionNotFoundError, shown
+from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.longterm.base import LongTermMemory
-from turnwise.replay.comparing import Comparing, Embedding
+from turnwise.replay.comparing import Comparing, Embedding, Refusal
 from turnwise.replay.conditions import Condition
 from turnwise.replay.grading import Grader
 from turnwise.replay.recalling import Recalling
@@ -33,6 +34,7 @@ from turnwise.replay.scale.parts import Unreadable
 from turnwise.replay.scale.settings import AtScale
 from turnwise.replay.selecting import Candidates, Chosen, Selection, sessions_of
 from turnwise.replay.settings import settings_of
+from turnwise.replay.shadowed import ShadowRecords
 from turnwise.replay.statistics import Summary, Summing, difference
 from turnwise.replay.tools import RecordedTools
 from turnwise.replay.windows import check_strategy
@@ -96,6 +98,7 @@ class ReplayOptions(TypedDict, total=False):
     graders: Sequence[Grader]
     embedding: Embedding | None
     normalise: Callable[[str], str] | None
+    refusal: Refusal | None
     config: SessionConfig | None
     at_once: int
     timeout_s: float | None
@@ -129,7 +132,8 @@ def replay(manager: SessionManager | AsyncSessionManager, *, engine: Engines, **
     With an `AsyncSessionManager` this is a coroutine, which may be cancelled; with a `SessionManager` it blocks.
 
     Args:
-        engine: answers the turns. With a mapping, each session gets the engine of the name that it has.
+        engine: answers the turns. With a mapping, each session gets the engine of the name that it has. With
+            `ShadowRecords`, nothing is asked: what a candidate answered beside the runs is compared.
         floor: the recorded engine, usually that of the manager: it is asked again, too. How its answers differ from the
             recorded ones comes by chance, and is what other differences have to be compared with.
         select: which turns; all that have completed or failed, if omitted.
@@ -142,6 +146,7 @@ def replay(manager: SessionManager | AsyncSessionManager, *, engine: Engines, **
         graders: give answers numbers: see `FunctionGrader` and `ModelGrader`.
         embedding: makes vectors of texts, for the similarity of answers.
         normalise: what is done to texts before they count as the same; see `Comparing`.
+        refusal: says whether an answer is a refusal, as a function or a grader; see `Comparing`.
         config: prices and the size of the model's window; the manager's if omitted.
         at_once: how many conversations are replayed at the same time.
         timeout_s: how long an answer may take, in seconds; as long as its run was allowed to, if omitted.
@@ -181,6 +186,7 @@ def _job(
     graders: Sequence[Grader] = (),
     embedding: Embedding | None = None,
     normalise: Callable[[str], str] | None = None,
+    refusal: Refusal | None = None,
     config: SessionConfig | None = None,
     at_once: int = 8,
     timeout_s: float | None = None,
@@ -215,12 +221,18 @@ def _job(
             raise InvalidInputError("out", shown(out), "a replay at scale needs a folder for its records")
         if progress is not None:
             raise InvalidInputError("progress", shown(progress), "pass it to AtScale: it gets a Progress there")
+    if isinstance(builder, ShadowRecords):
+        settings = {"overflow": overflow, "memory": memory, "forward": forward, "at_scale": at_scale}
+        for name, value in settings.items():
+            if value:
+                reason = "records of a Shadow are read, and nothing is asked: leave it out"
+                raise InvalidInputError(name, shown(value), reason)
     recalling = None if memory is None else Recalling(memories=tuple(memory), config=config.memory)
     work = Work(
         variant=Variant(engine=builder, overflow=overflow, memory=recalling, forward=forward),
         floor=None if floor is None else Variant(engine=_checked_engine(floor, "floor")),
         tools=RecordedTools() if tools == "recorded" else tools,
-        comparing=Comparing(embedding=embedding, graders=tuple(graders), normalise=normalise),
+        comparing=Comparing(embedding=embedding, graders=tuple(graders), normalise=normalise, refusal=refusal),
         config=config,
         timeout_s=timeout_s,
     )
@@ -382,18 +394,26 @@ async def _run(stored: StoredConversations, job: _Job, results: _Results) -> Non
     """Replay all selected turns, some conversations at once. If one raises, the others are cancelled."""
     select = job.select
     if select.sample is None:
-        await _run_chosen(stored, job, results, _all(stored, select))
+        await _run_chosen(stored, job, results, _all(stored, job))
         return
     candidates = Candidates(select.seed)
     async for session in sessions_of(stored.store, select):
-        candidates.add(session)
+        if _turns_of(job, session) != frozenset():
+            candidates.add(session)
     while (missing := select.sample - results.count) > 0 and (chosen := candidates.take(missing)):
         await _run_chosen(stored, job, results, _each(chosen))
 
 
-async def _all(stored: StoredConversations, select: Selection) -> AsyncIterator[Chosen]:
-    async for session in sessions_of(stored.store, select):
-        yield session.key, None
+async def _all(stored: StoredConversations, job: _Job) -> AsyncIterator[Chosen]:
+    async for session in sessions_of(stored.store, job.select):
+        if (indexes := _turns_of(job, session)) != frozenset():
+            yield session.key, indexes
+
+
+def _turns_of(job: _Job, session: SessionRecord) -> frozenset[int] | None:
+    """Return the indexes of the turns that may have an answer; None for all."""
+    engine = job.work.variant.engine
+    return engine.turns_of(session.key) if isinstance(engine, ShadowRecords) else None
 
 
 async def _each(chosen: Sequence[Chosen]) -> AsyncIterator[Chosen]:

@@ -42,12 +42,16 @@ class Metric:
     """Whether records have it. Of others, the number itself is what is compared with the floor."""
 
 
+def _first_token_s(answer: Answer) -> float | None:
+    return answer.first_token_s
+
+
 AMOUNTS: Mapping[str, tuple[str, Callable[[Answer], float | None]]] = {
     "cost": ("cost", lambda answer: answer.usage.cost),
     "input_tokens": ("tokens in", lambda answer: float(answer.usage.input_tokens)),
     "output_tokens": ("tokens out", lambda answer: float(answer.usage.output_tokens)),
     "seconds": ("seconds", lambda answer: answer.usage.seconds or None),
-    "first_token_s": ("seconds to the first token", lambda answer: answer.first_token_s),
+    "first_token_s": ("seconds to the first token", _first_token_s),
     "tool_calls": ("tool calls", lambda answer: float(len(answer.calls))),
     "length": ("characters of the answer", lambda answer: float(len(answer.text))),
 }
@@ -61,7 +65,7 @@ CHANGES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], float]]] = {
     "different": ("different answers", lambda change: float(not change["same"])),
     "different_text": ("different texts", lambda change: float(not change["text"])),
     "different_calls": ("different tool calls", lambda change: float(not change["calls"])),
-    "dissimilarity": ("1 - similarity of texts", lambda change: 1.0 - change["similarity"]),
+    "dissimilarity": ("dissimilarity of texts", lambda change: 1.0 - change["similarity"]),
 }
 
 
@@ -149,28 +153,61 @@ class Summing:
         changes = [Metric(name, "rate", title, has_record=False) for name, (title, _) in CHANGES.items()]
         grades = [Metric(name, "grade", name, has_record=False) for name in graders]
         self._metrics = [*amounts, *rates, *changes, *grades]
-        self._readers = [_reader(metric) for metric in self._metrics]
+        self.graders = tuple(graders)
         self._seed = seed
         self._groups: dict[str, _Rows] = {}
         self._turns: dict[str, int] = {}
         self._inexact = 0
         self._has_floor = False
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_readers"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._readers = [_reader(metric) for metric in self._metrics]
-
     def add(self, replay: TurnReplay) -> None:
         """Add the record of a turn."""
-        values = np.array([number for read in self._readers for number in _values(*read(replay))])
+        values = self._values(replay)
         self._inexact += bool(replay.inexact)
         self._has_floor = self._has_floor or replay.floor is not None
         for name in ("", *self._group_names(replay)):
             self._groups.setdefault(name, _Rows()).add(replay.conversation, values)
             self._turns[name] = self._turns.get(name, 0) + 1
+
+    def _values(self, replay: TurnReplay) -> np.ndarray[Any, Any]:
+        """Return `_WIDTH` numbers of each measure, one after another.
+
+        They are, for each pair of recorded and new, and of recorded and floor, its count and sums; then the sums of
+        floor and new. What no record has counts as 0 there, and a pair without both counts as none.
+        """
+        names = self.graders
+        was = _measures_of_record(replay.recorded, len(names))
+        now = _measures(replay.answer, replay.change, replay.grades, names)
+        values = np.zeros((len(was), _WIDTH))
+        values[:, :3] = [
+            _NONE if one is None or other is None else (1.0, one, other) for one, other in zip(was, now, strict=True)
+        ]
+        if replay.floor is not None:
+            floor = _measures(replay.floor, replay.floor_change, replay.floor_grades, names)
+            values[:, 3:] = [_with_floor(*numbers) for numbers in zip(was, now, floor, strict=True)]
+        return values.ravel()
+
+    def encode(self) -> dict[str, Any]:
+        """Return what was added as JSON, if it is of few conversations; `decode` reads it."""
+        groups = {
+            name: [
+                self._turns[name],
+                rows.conversations,
+                [[place, values.tolist()] for place, values in rows.sums.items()],
+            ]
+            for name, rows in self._groups.items()
+        }
+        return {"inexact": self._inexact, "has_floor": self._has_floor, "groups": groups}
+
+    @classmethod
+    def decode(cls, value: Mapping[str, Any], graders: Sequence[str]) -> Summing:
+        """Return sums from what `encode` returned, with the same graders."""
+        summing = cls(graders)
+        summing._inexact, summing._has_floor = value["inexact"], value["has_floor"]
+        for name, (turns, conversations, rows) in value["groups"].items():
+            summing._turns[name] = turns
+            summing._groups[name] = _Rows.of(rows, conversations)
+        return summing
 
     def merge(self, other: Summing) -> None:
         """Add what another one has added, of other conversations and with the same graders."""
@@ -223,6 +260,16 @@ class _Rows:
         self._is_folded = False
         self._last: tuple[str, str] | None = None
 
+    @classmethod
+    def of(cls, rows: Iterable[tuple[Any, Sequence[float]]], conversations: int) -> _Rows:
+        """Return sums of so many conversations, from their rows as JSON has them."""
+        sums = cls()
+        sums.conversations = conversations
+        for place, values in rows:
+            sums.sums[place if isinstance(place, int) else (place[0], place[1])] = np.array(values)
+            sums._is_folded = sums._is_folded or isinstance(place, int)
+        return sums
+
     def add(self, conversation: tuple[str, str], values: np.ndarray[Any, Any]) -> None:
         """Add a turn. The turns of a conversation come one after another."""
         if conversation != self._last and (self._is_folded or conversation not in self.sums):
@@ -264,47 +311,39 @@ def _bucket(place: tuple[str, str] | int) -> int:
 
 
 _WIDTH = 8
-"""How many numbers `_values` returns for each measure."""
-
-
-_Read = Callable[[TurnReplay], tuple[float | None, float | None, float | None]]
-"""Returns a measure of the recorded answer, of the new one, and of the recorded engine's; None where it is missing."""
-
-
-def _reader(metric: Metric) -> _Read:
-    name = metric.name
-    if metric.kind == "grade":
-        return lambda replay: (0.0, replay.grades.get(name), replay.floor_grades.get(name))
-    if name in CHANGES:
-        of_change = CHANGES[name][1]
-
-        def read_changes(replay: TurnReplay) -> tuple[float | None, float | None, float | None]:
-            floor_change = replay.floor_change
-            return 0.0, of_change(replay.change), None if floor_change is None else of_change(floor_change)
-
-        return read_changes
-    of_answer = (AMOUNTS.get(name) or RATES[name])[1]
-
-    def read_answers(replay: TurnReplay) -> tuple[float | None, float | None, float | None]:
-        was = of_answer(replay.recorded) if metric.has_record else 0.0
-        return was, of_answer(replay.answer), of_answer(replay.floor) if replay.floor else None
-
-    return read_answers
+"""How many numbers `Summing._values` returns for each measure."""
 
 
 _NONE = (0.0, 0.0, 0.0)
 
+_OF_ANSWERS = {name: read for measures in (AMOUNTS, RATES) for name, (_, read) in measures.items()}
 
-def _values(was: float | None, now: float | None, floor: float | None) -> tuple[float, ...]:
-    """Return, for each pair of recorded and new, of recorded and floor, its count and sums; then sums of floor and new.
+_OF_CHANGES = [read for _, read in CHANGES.values()]
 
-    What no record has counts as 0 there.
-    """
-    pair = (1.0, was, now) if was is not None and now is not None else _NONE
+
+def _measures_of_record(answer: Answer, graders: int) -> list[float | None]:
+    """Return all measures of a recorded answer, in their order; None where one is missing."""
+    measures = [0.0 if read is _first_token_s else read(answer) for read in _OF_ANSWERS.values()]
+    return [*measures, *[0.0] * (len(_OF_CHANGES) + graders)]
+
+
+def _measures(
+    answer: Answer, change: Mapping[str, Any] | None, grades: Mapping[str, float], graders: Sequence[str]
+) -> list[float | None]:
+    """Return all measures of a new answer, in their order; None where one is missing."""
+    changes = [None if change is None else read(change) for read in _OF_CHANGES]
+    measures = [read(answer) for read in _OF_ANSWERS.values()]
+    if answer.unknown:
+        measures = [None if name in answer.unknown else one for name, one in zip(_OF_ANSWERS, measures, strict=True)]
+    return [*measures, *changes, *[grades.get(name) for name in graders]]
+
+
+def _with_floor(was: float | None, now: float | None, floor: float | None) -> tuple[float, ...]:
+    """Return the numbers of a measure that need the answer of the recorded engine: see `Summing._values`."""
     if floor is None:
-        return (*pair, *_NONE, 0.0, 0.0)
-    chance = (1.0, was, floor) if was is not None else _NONE
-    return (*pair, *chance, floor, now) if now is not None else (*pair, *chance, 0.0, 0.0)
+        return (0.0, 0.0, 0.0, 0.0, 0.0)
+    chance = _NONE if was is None else (1.0, was, floor)
+    return (*chance, 0.0, 0.0) if now is None else (*chance, floor, now)
 
 
 def _drawn(sums: np.ndarray[Any, Any], seed: int) -> np.ndarray[Any, Any]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
+
+import pydantic_core
 
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.usage import plain
@@ -35,6 +38,7 @@ def answer_row(answer: Answer) -> dict[str, Any]:
         "first_token_s": answer.first_token_s,
         "is_refusal": answer.is_refusal,
         "is_cut": answer.is_cut,
+        **({"similarity": answer.similarity, "unknown": list(answer.unknown)} if answer.unknown else {}),
     }
 
 
@@ -68,10 +72,23 @@ class Lines:
 
     def add(self, replays: Sequence[TurnReplay]) -> None:
         """Write records."""
-        self._file.writelines(f"{json.dumps(row_of(replay), default=plain_value)}\n" for replay in replays)
+        self._file.writelines(f"{json_of(row_of(replay)).decode()}\n" for replay in replays)
 
 
-def plain_value(value: Any) -> Any:
+_LINE_END = re.compile("\x85|\u2028|\u2029".encode())
+"""What JSON may have in a text, and where some programs end a line."""
+
+
+def json_of(row: Mapping[str, Any]) -> bytes:
+    """Return a record as JSON in one line, whatever values a caller's graders and functions have put into it."""
+    try:
+        line = pydantic_core.to_json(row, fallback=_plain_value)
+        return line if line.isascii() else _LINE_END.sub(lambda end: b"\\u%04x" % ord(end[0].decode()), line)
+    except ValueError:  # half of a pair of surrogates, which UTF-8 cannot have
+        return json.dumps(row, default=_plain_value).encode()
+
+
+def _plain_value(value: Any) -> Any:
     """Return a value of the caller's, such as of a grader, as JSON."""
     return list(value) if isinstance(value, tuple | set | frozenset) else str(value)
 

@@ -49,6 +49,7 @@ async def test_users_see_what_they_have_spent_and_operators_all(tmp_path: Path) 
 
             await client.delete("/v1/sessions/chat", headers=ANN)
             assert [row["session"] for row in (await spent(ANN, by="session"))["rows"]] == [""]
+            assert [row["engine"] for row in (await spent(ANN, by="engine"))["rows"]] == [""]
             await client.delete("/v1/user", headers=BOB)
             assert (await spent(BOB))["total"]["runs"] == 0
             assert [(row["user"], row["runs"]) for row in (await spent(ROOT, by="user"))["rows"]] == [

@@ -1,4 +1,4 @@
-"""The command `usage`: what was spent, by day, user, agent, session, kind, model and tool."""
+"""The command `usage`: what was spent, by day, user, agent, session, kind, engine, model and tool."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def usage(
     store: Store,
     *,
     by: Annotated[
-        str, typer.Option(help="What to split the sums by: day, user, agent, session, kind, model, tool, tenant.")
+        str,
+        typer.Option(help="What to split the sums by: day, user, agent, session, kind, model, tool, tenant, engine."),
     ] = "",
     since: Annotated[str | None, typer.Option(help="Only on this day or later, in UTC: 2026-11-29.")] = None,
     until: Annotated[str | None, typer.Option(help="Only on this day or before.")] = None,

@@ -28,17 +28,34 @@ def replay(
         str | None, typer.Option(metavar=_PATH, help="The engine that answers: an object of a module in PYTHONPATH.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="In place of --engine: a model behind OpenAI's API.")] = None,
+    shadow: Annotated[
+        Path | None,
+        typer.Option(help="In place of --engine: a folder in which a Shadow has recorded answers, which are compared."),
+    ] = None,
     floor: Annotated[
         str | None, typer.Option(metavar=_PATH, help="The recorded engine, to ask it again: what differs by chance.")
     ] = None,
     overflow: Annotated[
         str | None, typer.Option(metavar=_PATH, help="An overflow strategy that makes the windows anew.")
     ] = None,
+    memory: Annotated[
+        list[str] | None,
+        typer.Option(metavar=_PATH, help="A memory that is searched anew; may be given several times."),
+    ] = None,
     config: Annotated[
         str | None, typer.Option(metavar=_PATH, help="A SessionConfig with prices and the model's window.")
     ] = None,
     grader: Annotated[
         list[str] | None, typer.Option(metavar=_PATH, help="Grades answers; may be given several times.")
+    ] = None,
+    refusal: Annotated[
+        str | None, typer.Option(metavar=_PATH, help="Says whether an answer is a refusal: a function, or a grader.")
+    ] = None,
+    embedding: Annotated[
+        str | None, typer.Option(metavar=_PATH, help="Makes vectors of texts, for the similarity of answers.")
+    ] = None,
+    normalise: Annotated[
+        str | None, typer.Option(metavar=_PATH, help="Changes texts before they are compared: a function.")
     ] = None,
     session: Annotated[
         list[str] | None, typer.Option(metavar="SESSION", help="Only this session; may be given several times.")
@@ -50,17 +67,25 @@ def replay(
     ] = None,
     since: Annotated[str | None, typer.Option(help="Only turns of this day or later, in UTC: 2026-11-29.")] = None,
     until: Annotated[str | None, typer.Option(help="Only turns of this day or before.")] = None,
+    status: Annotated[
+        list[str] | None,
+        typer.Option(help="How the recorded turns ended; may be given several times. By default completed and failed."),
+    ] = None,
+    versions: Annotated[
+        Literal["shown", "all"], typer.Option(help="Of turns that were answered anew: which versions.")
+    ] = "shown",
     sample: Annotated[int | None, typer.Option(min=1, help="How many turns, chosen at random; all if omitted.")] = None,
     seed: Annotated[int, typer.Option(help="Chooses the sample, and draws the intervals.")] = 0,
     forward: Annotated[
         bool, typer.Option("--forward", help="Later turns continue the answers of the replay, not the recorded ones.")
     ] = False,
     otherwise: Annotated[
-        Literal["stop", "read", "error"],
+        str,
         typer.Option(
             "--tools",
+            metavar=f"stop|read|error|{_PATH}",
             help="What becomes of a tool call that the record does not answer: the turn stops; tools that only read are"
-            " called; or the model gets an error.",
+            " called; the model gets an error; or a function returns the result. An object may be RecordedTools.",
         ),
     ] = "stop",
     at_once: Annotated[int, typer.Option(min=1, help="How many conversations are replayed at the same time.")] = 8,
@@ -68,6 +93,10 @@ def replay(
         float | None, typer.Option("--timeout", help="How long an answer may take, in seconds.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="A folder for report.html and turns.jsonl.")] = None,
+    keep: Annotated[
+        int,
+        typer.Option(min=0, help="How many of the turns that differ most are held in memory, and so in the report."),
+    ] = 10_000,
     parquet: Annotated[bool, typer.Option("--parquet", help="With --out: write turns.parquet, too.")] = False,
     fail_if: Annotated[str | None, typer.Option(help="When to exit with 1: 'cost > 1.1x or refusals > +1%'.")] = None,
     at_scale: Annotated[
@@ -90,6 +119,10 @@ def replay(
     max_tokens: Annotated[
         int | None, typer.Option(metavar="NUMBER", help="At scale: after how many tokens no more turns are asked.")
     ] = None,
+    retries: Annotated[
+        int | None,
+        typer.Option(min=0, help="At scale: how often a turn is asked again whose provider is away."),
+    ] = None,
     anew: Annotated[
         bool, typer.Option("--anew", help="At scale: delete the records that --out has, and begin.")
     ] = False,
@@ -102,7 +135,6 @@ def replay(
 ) -> None:
     """Answer stored turns anew by another engine, and compare. Nothing is written to the store, and no tool acts."""
     from turnwise.replay.selecting import Selection
-    from turnwise.replay.tools import RecordedTools
 
     select = Selection(
         user_id=user,
@@ -113,6 +145,8 @@ def replay(
         until=_start_of(until, "--until", days=1),
         sample=sample,
         seed=seed,
+        versions=versions,
+        **({"statuses": tuple(status)} if status else {}),
     )
     if check:
         counts = run(_check(store, history, select))
@@ -123,12 +157,17 @@ def replay(
         return
     options: dict[str, Any] = {
         "select": select,
-        "engine": _engine(engine, model),
+        "engine": _engine(engine, model, shadow),
         "floor": floor and imported("--floor", floor),
         "overflow": overflow and imported("--overflow", overflow),
         "config": config and imported("--config", config),
         "graders": [imported("--grader", path) for path in grader or ()],
-        "tools": RecordedTools(otherwise=otherwise),
+        "memory": [imported("--memory", path) for path in memory] if memory else None,
+        "refusal": refusal and imported("--refusal", refusal),
+        "embedding": embedding and imported("--embedding", embedding),
+        "normalise": normalise and imported("--normalise", normalise),
+        "tools": _tools(otherwise),
+        "keep": keep,
         "forward": forward,
         "at_once": at_once,
         "timeout_s": timeout_s,
@@ -143,9 +182,10 @@ def replay(
         "tokens_per_minute": tokens_per_minute,
         "budget": _budget(max_tokens, max_cost),
         "anew": anew,
+        "retries": retries,
     }
     if at_scale or ray or any(limits.values()):
-        options["at_scale"] = {"on_ray": ray, **limits}
+        options["at_scale"] = {"on_ray": ray, **{name: value for name, value in limits.items() if value is not None}}
     result = run(_replay(store, history, options))
     if as_json:
         rest = {"left": result.left, "stopped": result.stopped, "unreadable": result.unreadable}
@@ -191,13 +231,24 @@ async def _check(store: str, history: str | None, select: Selection) -> Mapping[
         return await check_requests(manager, select=select)
 
 
-def _engine(path: str | None, model: str | None) -> Any:
-    if path and model:
-        raise typer.BadParameter("give this or --engine", param_hint="--model")
+def _tools(otherwise: str) -> Any:
+    from turnwise.replay.tools import RecordedTools
+
+    made: Any = imported("--tools", otherwise) if ":" in otherwise else otherwise
+    return made if isinstance(made, RecordedTools) else RecordedTools(otherwise=made)
+
+
+def _engine(path: str | None, model: str | None, shadow: Path | None) -> Any:
+    if sum(map(bool, (path, model, shadow))) > 1:
+        raise typer.BadParameter("give one of --engine, --model and --shadow", param_hint="--engine")
     if path:
         return imported("--engine", path)
+    if shadow:
+        from turnwise.replay.shadowed import ShadowRecords
+
+        return ShadowRecords(shadow)
     if model is None:
-        raise typer.BadParameter("give this or --model", param_hint="--engine")
+        raise typer.BadParameter("give this, --model or --shadow", param_hint="--engine")
     from turnwise.actors.inference.openai.engine import OpenAIEngine
 
     return OpenAIEngine(model)

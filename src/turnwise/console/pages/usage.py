@@ -32,6 +32,7 @@ _TABLES: dict[str, tuple[LedgerField, ...]] = {
     "tenant": ("tenant",),
     "agent": ("agent",),
     "tool": ("tool",),
+    "engine": ("engine", "kind"),
     "day": ("day", "model"),
 }
 """What the table may be split by, and its columns then."""

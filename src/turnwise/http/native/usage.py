@@ -57,13 +57,15 @@ class UsageRow(UsageShown):
     tool: str | None = None
     tenant: str | None = None
     """The tenant that the user had when it was spent."""
+    engine: str | None = None
+    """The name of the run's engine; empty if it has none, and for what no run has spent."""
     runs: int = 0
     """How many runs have ended."""
 
     @classmethod
     def of_row(cls, row: LedgerRow) -> Self:
         names: dict[str, Any] = {"day": row.day, "user": row.user_id, "agent": row.agent, "session": row.session_id}
-        names |= {"kind": row.kind, "model": row.model, "tool": row.tool, "tenant": row.tenant}
+        names |= {"kind": row.kind, "model": row.model, "tool": row.tool, "tenant": row.tenant, "engine": row.engine}
         return cls(runs=row.runs, **names, **vars(row.usage))
 
 

@@ -21,12 +21,15 @@ from turnwise.memory.values.ids import new_id
 from turnwise.replay.records import Answer, Call, TurnReplay
 from turnwise.replay.scale.pace import Tally
 from turnwise.replay.scale.plan import sync_folder
-from turnwise.replay.writing import plain_value, row_of
+from turnwise.replay.writing import json_of, row_of
 
 TURNS = "turns"
 """The folder of the parts."""
 
 _JOURNAL, _DONE, _FACTS = ".journal", ".jsonl", ".facts.json"
+
+SUMS = ".sums.json"
+"""The end of the name of the file with what the records of a complete chunk amount to."""
 
 _END, _WHY = "end", "unreadable"
 """The names by which lines are told from records: the end of a conversation, and why one cannot be read."""
@@ -75,9 +78,20 @@ def taken_before(folder: Path) -> Tally:
     return tally
 
 
+def parquet_of(folder: Path, number: int) -> Path:
+    """Return the path of the Parquet file of a complete chunk."""
+    return folder / TURNS / f"{number:06}.parquet"
+
+
+def drop_finished_journals(folder: Path) -> None:
+    """Delete the journals of complete chunks, which a kill has left."""
+    for number in set(done_parts(folder)).intersection(begun_parts(folder)):
+        Part(folder, number)
+
+
 def clear(folder: Path) -> None:
     """Delete all parts."""
-    for kind in (_JOURNAL, _DONE, _FACTS, ".new", ".parquet"):
+    for kind in (_JOURNAL, _DONE, _FACTS, SUMS, ".new", ".parquet"):
         for path in (folder / TURNS).glob(f"*{kind}"):
             path.unlink()
 
@@ -170,22 +184,22 @@ class Part:
 
     def add(self, key: SessionKey, index: int, replay: TurnReplay) -> None:
         """Write the record of a turn: it survives the end of this process."""
-        line = self.write_line(json.dumps(row_of(replay), default=plain_value))
+        line = self.write_line(json_of(row_of(replay)))
         self._lines.setdefault(key, {})[index] = line
         self.spent += spent_on(replay)
         self.failed += replay.answer.status == "failed"
 
     def end(self, key: SessionKey, unreadable: str | None = None) -> None:
         """Write that all selected turns of a conversation have records, or why it cannot be read."""
-        self.write_line(json.dumps({**key._asdict(), _END: True, _WHY: unreadable}))
+        self.write_line(json_of({**key._asdict(), _END: True, _WHY: unreadable}))
         self._ended[key] = unreadable
 
-    def write_line(self, text: str) -> _Line:
+    def write_line(self, text: bytes) -> _Line:
         """Write a line to the journal, which is begun if there is none."""
         if self._journal is None:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._journal = os.open(self._journal_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        data = f"{text}\n".encode()
+        data = text + b"\n"
         written = os.write(self._journal, data)
         while written < len(data):  # a signal or a full disk, which then raises
             written += os.write(self._journal, data[written:])
@@ -305,7 +319,8 @@ def spent_on(replay: TurnReplay) -> Usage:
 def _answer_of(row: Mapping[str, Any]) -> Answer:
     fields = {name: value for name, value in row.items() if name != "is_cut"}
     calls = tuple(Call(**call) for call in row["calls"])
-    return Answer(**{**fields, "calls": calls, "usage": Usage(**row["usage"])})
+    unknown = tuple(row.get("unknown", ()))
+    return Answer(**{**fields, "calls": calls, "usage": Usage(**row["usage"]), "unknown": unknown})
 
 
 def replay_of(row: Mapping[str, Any]) -> TurnReplay:

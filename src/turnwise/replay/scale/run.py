@@ -20,11 +20,19 @@ from turnwise.errors import ConfigError, StoreError
 from turnwise.replay.records import TurnReplay
 from turnwise.replay.replaying import Work
 from turnwise.replay.scale.pace import CANCELLED, LocalPace, Pace, PaceCalls, Permits, Tally
-from turnwise.replay.scale.parts import TURNS, Unreadable, clear, done_parts, taken_before
+from turnwise.replay.scale.parts import (
+    TURNS,
+    Unreadable,
+    clear,
+    done_parts,
+    drop_finished_journals,
+    parquet_of,
+    taken_before,
+)
 from turnwise.replay.scale.plan import PLAN, Plan, lock_of, pending, planned_sessions, write_plan
 from turnwise.replay.scale.process import WorkerProcess
 from turnwise.replay.scale.settings import AtScale, Progress
-from turnwise.replay.scale.sums import Receipt, Totals
+from turnwise.replay.scale.sums import Receipt, Totals, kept_receipt
 from turnwise.replay.scale.worker import ChunkWork, ChunkWorker
 from turnwise.replay.selecting import Selection
 from turnwise.replay.statistics import Summary
@@ -88,12 +96,16 @@ async def replay_at_scale(
         keep=keep,
     )
     if scale.on_ray:
-        await asyncio.to_thread(_connect, stored)
+        await asyncio.to_thread(_check_ray, stored)
     async with _held(folder):
         plan = await _plan(stored, folder, select, settings, anew=scale.anew)
         make = _MakePace(replace(scale, progress=None), await asyncio.to_thread(taken_before, folder))
-        numbers = pending(len(plan), await asyncio.to_thread(done_parts, folder))
         totals = Totals(job.graders, seed=seed, keep=keep)
+        numbers = await asyncio.to_thread(_remaining, len(plan), job, totals)
+        if not numbers:
+            scale = replace(scale, on_ray=False, workers=None)  # nothing is left to distribute
+        if scale.on_ray:
+            await asyncio.to_thread(_connect)
         pace = await asyncio.to_thread(_shared, make) if scale.on_ray else LocalPace(make())
         try:
             receipts = (
@@ -152,26 +164,42 @@ def _settings(stored: StoredConversations, work: Work, select: Selection) -> dic
         "graders": list(comparing.graders),
         "embedding": comparing.embedding,
         "normalise": comparing.normalise,
+        "refusal": comparing.refusal,
         "config": work.config,
         "timeout_s": work.timeout_s,
     }
     return {name: identity(value)[:16] for name, value in values.items()}
 
 
-def _connect(stored: StoredConversations) -> None:
-    """Connect to Ray.
+def _remaining(count: int, job: ChunkWork, totals: Totals) -> list[int]:
+    """Return the chunks that have to be worked on; add what is known of the others, which are complete."""
+    done = done_parts(job.folder)
+    drop_finished_journals(job.folder)
+    unknown = []
+    for number in done:
+        receipt = kept_receipt(job.folder, number, job.graders, job.keep)
+        if receipt is None or (job.parquet and not parquet_of(job.folder, number).exists()):
+            unknown.append(number)
+        else:
+            totals.add(receipt)
+    known = set(done).difference(unknown)
+    return [number for number in pending(count, done) if number not in known]
 
-    Raises:
-        ConfigError: processes on Ray cannot open the store, or Ray Data is not installed.
-    """
-    from turnwise.actors.cluster.data_pipeline import check_ray_data
+
+def _connect() -> None:
     from turnwise.actors.cluster.ray_runtime import connect
+
+    connect()
+
+
+def _check_ray(stored: StoredConversations) -> None:
+    """Raise ConfigError if processes on Ray cannot open the store, or Ray Data is not installed."""
+    from turnwise.actors.cluster.data_pipeline import check_ray_data
 
     check_ray_data()
     url = stored.place.url if stored.place else ""
     if stored.place is None or (isinstance(url, str) and url.startswith("memory:")):
         raise ConfigError("on_ray", True, "the store is in the memory of one process: leave on_ray out")
-    connect()
 
 
 @asynccontextmanager

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pydantic_core
+
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.replay.records import TurnReplay
-from turnwise.replay.scale.parts import Part, Unreadable, read_record
+from turnwise.replay.scale.parts import SUMS, TURNS, Part, Unreadable, read_record, write_whole
 from turnwise.replay.statistics import Summary, Summing, difference
+from turnwise.replay.writing import json_of
 
 MOST_UNREADABLE = 1000
 """How many sessions that cannot be read the result names."""
@@ -33,6 +36,48 @@ class Receipt:
     different: list[Different] = field(default_factory=list)
     """The turns that differ most, at most as many as the result has."""
     unreadable: list[Unreadable] = field(default_factory=list)
+
+
+_FORMAT = 1
+"""The form of a receipt's file. Increase it with every change to what it has, or to what is measured."""
+
+
+def keep_receipt(folder: Path, receipt: Receipt, keep: int) -> None:
+    """Write the receipt of a complete chunk beside its records, so that a replay that goes on need not read these."""
+    value = {
+        "format": _FORMAT,
+        "graders": receipt.sums.graders,
+        "keep": keep,
+        "turns": receipt.turns,
+        "sums": receipt.sums.encode(),
+        "different": receipt.different,
+        "unreadable": [[each.session_id, each.user_id, each.why] for each in receipt.unreadable],
+    }
+    write_whole(folder / TURNS / f"{receipt.number:06}{SUMS}", iter([json_of(value)]))
+
+
+def kept_receipt(folder: Path, number: int, graders: Sequence[str], keep: int) -> Receipt | None:
+    """Return the receipt of a complete chunk from its file; None if its records have to be read.
+
+    Args:
+        keep: how many of the turns that differ most are wanted.
+    """
+    try:
+        value = pydantic_core.from_json((folder / TURNS / f"{number:06}{SUMS}").read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    if value["format"] != _FORMAT or value["graders"] != list(graders):
+        return None
+    if len(value["different"]) < min(keep, value["turns"]):
+        return None  # fewer were kept than are wanted now
+    different = [(tuple(weight), tuple(place), *where) for weight, place, *where in value["different"]]
+    return Receipt(
+        number=number,
+        turns=value["turns"],
+        sums=Summing.decode(value["sums"], graders),
+        different=sorted(different, reverse=True)[:keep],
+        unreadable=[Unreadable(*row) for row in value["unreadable"]],
+    )
 
 
 class ChunkSums:

@@ -20,7 +20,7 @@ from turnwise.replay.replaying import Replaying, Work
 from turnwise.replay.scale.pace import CANCELLED, Permits, Tally
 from turnwise.replay.scale.parts import Part, spent_on
 from turnwise.replay.scale.plan import Plan, Planned
-from turnwise.replay.scale.sums import ChunkSums, Receipt
+from turnwise.replay.scale.sums import ChunkSums, Receipt, keep_receipt
 from turnwise.replay.selecting import Selection
 from turnwise.replay.writing import write_parquet
 
@@ -135,7 +135,10 @@ class ChunkWorker:
         if self._job.parquet and part.is_done:
             await asyncio.to_thread(write_parquet, part.path, part.path.with_suffix(".parquet"))
         await self._permits.report()
-        return sums.receipt(part)
+        receipt = sums.receipt(part)
+        if part.is_done:
+            await asyncio.to_thread(keep_receipt, self._job.folder, receipt, self._job.keep)
+        return receipt
 
     def _opened(self, number: int) -> tuple[Part, list[Planned], ChunkSums]:
         """Return the chunk with its sessions, and with the sums of the records that it has."""

@@ -94,7 +94,8 @@ TurnwiseError
 └── StoreError                 the store cannot be read or written
     ├── StoreClosedError
     │   └── ManagerClosedError   its sessions and their runs continue
-    ├── SchemaVersionError
+    ├── SchemaVersionError     its tables are of a version that this turnwise may not use
+    ├── SchemaMissingError     its tables were never made, and this program may not make them
     ├── CorruptRecordError
     ├── EncryptionError        a stored record and the user's key do not match
     │   ├── KeyMissingError
@@ -1047,14 +1048,21 @@ class ManagerClosedError(StoreClosedError):
 
 
 class SchemaVersionError(StoreError):
-    """The store's schema has another version than the one that this turnwise writes."""
+    """The store's schema has a version that this turnwise may not use: the remedy says who upgrades what."""
 
-    message = (
-        "store {store} has schema version {found}, this turnwise writes {known}: use a turnwise with version {found}"
-    )
+    message = "store {store} has schema version {found}, this turnwise writes {known}: {remedy}"
     store: str
     found: str
     known: int
+    remedy: str
+
+
+class SchemaMissingError(StoreError):
+    """The store has no tables yet, and this program may not make them."""
+
+    message = "store {store} has no tables: {why}; run `turnwise migrate` on it, as a role that may make tables"
+    store: str
+    why: str
 
 
 class CorruptRecordError(StoreError):

@@ -164,6 +164,7 @@ class SQLStore(SecureDeleteDatabase):
         lock_timeout_s: how long to wait for another's transaction before a StoreError; see `SQLDatabase` for what else
             it bounds.
         connections: the maximum number of connections to PostgreSQL at once.
+        make_schema: whether missing tables are made and old ones migrated, if the role may; see `SQLDatabase`.
 
     Raises:
         StoreURLError: the URL names no database that can be used here.
@@ -171,8 +172,10 @@ class SQLStore(SecureDeleteDatabase):
 
     schema = schema.SCHEMA
 
-    def __init__(self, url: str, *, lock_timeout_s: float = 30.0, connections: int = 4) -> None:
-        super().__init__(url, lock_timeout_s=lock_timeout_s, connections=connections)
+    def __init__(
+        self, url: str, *, lock_timeout_s: float = 30.0, connections: int = 4, make_schema: bool = True
+    ) -> None:
+        super().__init__(url, lock_timeout_s=lock_timeout_s, connections=connections, make_schema=make_schema)
         self._sql = statements_of(self._engine.dialect)
         self._texts = text_index(self._engine.dialect)
         self._files = FileTables()

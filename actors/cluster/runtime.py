@@ -5,7 +5,6 @@ Processes of sessions use it too, to open their stores. So its methods import wh
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from turnwise.actors.hosting.placement import Dedicated, Packed
 from turnwise.actors.hosting.runtime import DeliveryLook, MemoryProcess, SessionProcesses
 from turnwise.actors.hosting.store_spec import StoreSpec, check_folders
 from turnwise.actors.hosting.wire import HostInfo
+from turnwise.actors.hosting.wire_version import unpacked_settings
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.store_owner import StoreOwner
@@ -72,7 +72,7 @@ class RayRuntime:
 
     def loads(self, data: bytes) -> Any:
         """See `Runtime.loads`."""
-        return pickle.loads(data)
+        return unpacked_settings(data)
 
     def processes(self, store_id: str, place: StoreSpec, setup: tuple[str, bytes]) -> SessionProcesses:
         """See `Runtime.processes`."""

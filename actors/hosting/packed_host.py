@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import pickle
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
@@ -17,6 +16,7 @@ from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.hosting.session_service import SaveOverride, SessionService
 from turnwise.actors.hosting.waits import Waits
 from turnwise.actors.hosting.wire import HostLoad, Message, Refused, SessionRef
+from turnwise.actors.hosting.wire_version import packed, unpacked
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.inference.attempt import reason
 from turnwise.errors import (
@@ -27,6 +27,7 @@ from turnwise.errors import (
     SessionLostError,
     SessionNotFoundError,
     TurnwiseError,
+    WireVersionError,
 )
 from turnwise.memory.background import log_failure, shielded
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
@@ -150,7 +151,10 @@ class PackedHost:
 
     async def call(self, request: bytes) -> bytes:
         """Carry out a verb, by a pickled `Message`; return its answer, or `Refused`, pickled."""
-        message: Message = pickle.loads(request)
+        try:
+            message: Message = unpacked(request)
+        except WireVersionError as error:
+            return _dumps(Refused(error))
         key = message.session.key
         if self._calls - self._waits.count >= self._limits.max_calls:
             return _dumps(Refused(OverloadedError(key.session_id, "max_calls", self._limits.max_calls)))
@@ -159,7 +163,7 @@ class PackedHost:
             while True:
                 if previous := await self._previous_host_of(key):
                     answer = await previous.call(request, key)
-                    if not isinstance(refused := pickle.loads(answer), Refused) or not isinstance(
+                    if not isinstance(refused := unpacked(answer), Refused) or not isinstance(
                         refused.error, SessionFencedError
                     ):
                         return answer
@@ -193,7 +197,7 @@ class PackedHost:
         try:
             return await self.call(request)
         except Exception as error:  # noqa: BLE001 - logged, and returned to the caller
-            message: Message = pickle.loads(request)
+            message: Message = unpacked(request)
             key, verb = message.session.key, message.verb
             _log.exception("%s failed for session %s", verb, key.full_name)
             return _dumps(Refused(SessionLostError(key.session_id, f"{verb} failed there: {error!r}")))
@@ -461,4 +465,4 @@ class PackedHost:
 
 
 def _dumps(answer: Any) -> bytes:
-    return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
+    return packed(answer)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
+from turnwise.actors.hosting.wire_version import packed
 from turnwise.errors import TurnwiseError
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.branches import Branches
@@ -57,8 +57,8 @@ class Message:
     """That engine, pickled, once the session has asked for it."""
 
     def pickled(self) -> bytes:
-        """Return the message as it is sent; `pickle.loads` reads it."""
-        return pickle.dumps(self, pickle.HIGHEST_PROTOCOL)
+        """Return the message as it is sent; `unpacked` reads it."""
+        return packed(self)
 
 
 @dataclass(frozen=True)

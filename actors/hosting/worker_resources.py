@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from turnwise.actors.hosting.engine_override import EngineOverride
+from turnwise.actors.hosting.wire_version import unpacked_settings
 from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
 from turnwise.actors.inference.observing import observer_of
 from turnwise.actors.memory.attached import MemorySlot
@@ -17,7 +17,7 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.state.alarm import NO_ALARM, Alarm
 from turnwise.actors.session.state.outbox import WebhookOutbox
 from turnwise.actors.session.state.quota_book import QuotaBook
-from turnwise.errors import ConfigError, EngineLimitError
+from turnwise.errors import ConfigError, EngineLimitError, WireVersionError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.files.base import FileStore
@@ -57,7 +57,7 @@ class WorkerResources:
         engine: bytes,
         *,
         other_engines: Mapping[str, bytes] | None = None,
-        loads: Callable[[bytes], Any] = pickle.loads,
+        loads: Callable[[bytes], Any] = unpacked_settings,
         open_files: Callable[[SessionStore], FileStore | None] = lambda _store: None,
     ) -> None:
         self.engine_id = engine_id
@@ -220,7 +220,7 @@ class WorkerResources:
         for engine_id, engine in list(self._pickled.items()):
             try:
                 setup = await asyncio.to_thread(self._load, engine)
-            except ConfigError as error:
+            except (ConfigError, WireVersionError) as error:
                 # The session can still be read, and a manager with another engine can run it.
                 setup = _Unloadable(error), SessionConfig(), None, (), None
             self._setups[engine_id] = setup
@@ -228,6 +228,8 @@ class WorkerResources:
     def _load(self, engine: bytes) -> SessionSetup:
         try:
             builder, config, overflow, memories, working = self._loads(engine)
+        except WireVersionError:
+            raise
         except Exception as error:
             reason = (
                 f"it cannot be loaded in the session's process ({error}); define it in a module that is installed there"

@@ -91,6 +91,7 @@ TurnwiseError
 ├── ReadOnlyStoreError         the manager is read-only
 ├── SessionLostError           the session's process cannot be reached
 ├── UnknownVerbError           the session's process has another version of turnwise
+├── WireVersionError           two processes have versions that do not understand each other
 └── StoreError                 the store cannot be read or written
     ├── StoreClosedError
     │   └── ManagerClosedError   its sessions and their runs continue
@@ -1018,6 +1019,18 @@ class UnknownVerbError(TurnwiseError):
     )
     session_id: str
     verb: str
+
+
+class WireVersionError(TurnwiseError):
+    """Two processes have versions of turnwise that do not understand each other; nothing was changed."""
+
+    message = (
+        "this process has turnwise {own} and was sent something by turnwise {other}: {why}; upgrade the older one:"
+        " processes of sessions before their callers"
+    )
+    own: str
+    other: str
+    why: str
 
 
 class StoreError(TurnwiseError):

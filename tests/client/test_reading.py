@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.hosting.stored_source import TAIL, StoredSource, UnattendedError
 from turnwise.actors.hosting.verb_declaration import VerbCall
 from turnwise.actors.hosting.wire import PackedOutcome, SessionRef
+from turnwise.actors.hosting.wire_version import packed
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
@@ -225,7 +225,7 @@ def packed_host(store: SessionStore) -> PackedHost:
     async def keep(*_: Any) -> None:
         """Nothing is taken over."""
 
-    engine = pickle.dumps((ScriptedEngine(), SessionConfig(), None, (), None))
+    engine = packed((ScriptedEngine(), SessionConfig(), None, (), None))
     resources = WorkerResources(lambda: store, lambda: None, "engine", engine)
     return PackedHost(
         resources, Packed(), node_id="node", save_override=keep, drop_override=lambda _: None, leave=lambda: None

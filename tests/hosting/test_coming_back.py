@@ -14,6 +14,7 @@ from turnwise.actors.cluster.actors.loading import FREE_STARTS, LOAD_S, Loading
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.reach import LOOK_S, REACH_S, NoProcessError, Presence, Reach
 from turnwise.actors.hosting.wire import SessionRef
+from turnwise.actors.hosting.wire_version import packed
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
@@ -204,7 +205,7 @@ def failing_resources(history: Callable[[], None]) -> tuple[WorkerResources, lis
         stores.append(OneStore())
         return stores[-1]
 
-    engine = pickle.dumps((EchoEngine(), SessionConfig(), None, (), None))
+    engine = packed((EchoEngine(), SessionConfig(), None, (), None))
     return WorkerResources(open_store, history, "first", engine), stores
 
 

@@ -25,6 +25,7 @@ from turnwise.actors.hosting.placement import Dedicated, InProcess, Packed
 from turnwise.actors.hosting.verb_declaration import VerbCall
 from turnwise.actors.hosting.waits import ENDING_S, SLICE_S
 from turnwise.actors.hosting.wire import Message, PackedOutcome, Refused, SessionInfo, SessionRef, Waited
+from turnwise.actors.hosting.wire_version import packed
 from turnwise.actors.hosting.worker_resources import SessionSetup
 from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.actors.session.config import SessionConfig
@@ -271,7 +272,7 @@ class Caller:
 
     def call(self, actor: Any, request: bytes, reach: Any, **how: Any) -> bytes:
         self.calls.append(pickle.loads(request))
-        return pickle.dumps(self.answer(self.calls[-1]))
+        return packed(self.answer(self.calls[-1]))
 
     def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)

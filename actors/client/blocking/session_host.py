@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -26,6 +25,7 @@ from turnwise.actors.hosting.wire import (
     StartedRun,
     Waited,
 )
+from turnwise.actors.hosting.wire_version import unpacked
 from turnwise.errors import (
     CorruptRecordError,
     KeyMissingError,
@@ -108,7 +108,7 @@ class SessionHost:
                     raise lost_error(ref.session_id, verb, error) from error
                 failure: Exception = error
             else:
-                answer = pickle.loads(packed)
+                answer = unpacked(packed)
                 if isinstance(answer, EngineWanted):
                     request = client.pack(ref, call, sends_engine=True)
                     search = Search(ref.session_id)

@@ -27,6 +27,7 @@ from turnwise.actors.cluster.addressees import Addressees
 from turnwise.actors.cluster.calls.actor_waiting import reached
 from turnwise.actors.hosting.gc_tuning import collect_rarely
 from turnwise.actors.hosting.reach import NoProcessError
+from turnwise.actors.hosting.wire_version import unpacked_settings
 from turnwise.memory.background import log_failure, retry, watch
 
 if TYPE_CHECKING:
@@ -272,7 +273,7 @@ class DispatcherActor:
         return self._read_spec().place.open_store(RayRuntime(self._assignment.namespace))
 
     def _read_spec(self) -> ActorSpec:
-        spec: ActorSpec = pickle.loads(read_settings(self._settings))
+        spec: ActorSpec = unpacked_settings(read_settings(self._settings))
         return spec
 
     def _note(self, settings: bytes | Kept, placement: Dedicated | Packed) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import time
 from functools import partial
 from typing import Any, cast
@@ -18,6 +17,7 @@ from turnwise.actors.hosting.gc_tuning import collect_rarely
 from turnwise.actors.hosting.identity import identity, pickled
 from turnwise.actors.hosting.memory.memory_host import MemoryHost
 from turnwise.actors.hosting.reach import Reach
+from turnwise.actors.hosting.wire_version import unpacked_settings
 from turnwise.errors import ConfigError, LongTermMemoryError
 from turnwise.memory.longterm.base import LongTermMemory, is_local, label_of
 
@@ -135,7 +135,7 @@ class MemoryActorProcess:
 
 
 def _load(settings: bytes | Kept) -> LongTermMemory:
-    memory: LongTermMemory = pickle.loads(read_settings(settings))
+    memory: LongTermMemory = unpacked_settings(read_settings(settings))
     return memory
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any, Unpack, cast
 
 from turnwise.actors.hosting.runtime import MemoryProcess
 from turnwise.actors.hosting.wire import GaveUp, Refused
+from turnwise.actors.hosting.wire_version import packed, unpacked
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, LongTermMemoryError
@@ -163,7 +163,7 @@ class RemoteMemory:
 
     def warm(self) -> None:
         """Let its process start and the memory be opened, without waiting for it."""
-        self.process.warm(pickle.dumps(("warm", (), {})))
+        self.process.warm(packed(("warm", (), {})))
 
     async def close(self) -> None:
         """Do nothing: the process serves others too."""
@@ -174,9 +174,9 @@ class RemoteMemory:
         is_recall = verb in _RECALLS
         waits_s = self._recall_s if is_recall else self._deadline_s
         until = (waits_s,) if verb in _GIVEN_UP else ()
-        request = pickle.dumps((verb, args, kwargs, *until), pickle.HIGHEST_PROTOCOL)
+        request = packed((verb, args, kwargs, *until))
         try:
-            answer, spent = pickle.loads(await self._bounded(request, waits_s, is_recall))
+            answer, spent = unpacked(await self._bounded(request, waits_s, is_recall))
             for usage, model in spent:
                 bill_model_usage(usage, model)
             if isinstance(answer, GaveUp):  # a busy caller may notice the end of its own time last

@@ -23,6 +23,7 @@ from turnwise.actors.cluster.actor_lookup import _LookupOfOne
 from turnwise.actors.cluster.calls.request_batching import _BATCHERS, RequestBatcher
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.hosting.wire import Message, PackedOutcome, PackedTurn, SessionRef, StartAnswer
+from turnwise.actors.hosting.wire_version import packed
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
@@ -86,9 +87,9 @@ class Cluster:
         return turn
 
     def call(self, actor: Any, request: bytes, reach: Any, **how: Any) -> bytes:
-        packed = pickle.dumps(self.answer(pickle.loads(request)))
+        answer = packed(self.answer(pickle.loads(request)))
         self.meanwhile()
-        return packed
+        return answer
 
     def answer(self, message: Message) -> Any:
         session_id = message.session.session_id

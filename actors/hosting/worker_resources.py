@@ -251,7 +251,7 @@ class WorkerResources:
 class _Unloadable:
     """Stands for an engine that this process cannot load: its runs fail with the reason."""
 
-    def __init__(self, error: ConfigError) -> None:
+    def __init__(self, error: ConfigError | WireVersionError) -> None:
         self._error = error
 
     def build(self, session: SessionView) -> InferenceRunner:

@@ -26,7 +26,8 @@ WRITABLE = replace(BREAKING, readable_from=1, writable_from=1)
 
 
 def store_of(url: str, schema: Schema = SQLStore.schema, **settings: bool) -> SQLStore:
-    return type("_OfSchema", (SQLStore,), {"schema": schema})(url, **settings)
+    kind: type[SQLStore] = type("_OfSchema", (SQLStore,), {"schema": schema})
+    return kind(url, **settings)
 
 
 async def use(store: SQLStore, session_id: str = "s") -> int:

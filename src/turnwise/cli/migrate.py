@@ -97,7 +97,7 @@ async def _migrate(url: str, tables: list[Kind] | None, grant: str | None) -> li
             version = max(database.schema_version, before.version if before else 0)
             is_same = before is not None and before.version == version
             done = "made" if before is None else _state_of(database, before) if is_same else "migrated"
-            states.append(_row(kind, before and before.version, version, done))
+            states.append(_row(kind, before.version if before else None, version, done))
     return states
 
 
@@ -110,7 +110,7 @@ async def _look(url: str, tables: list[Kind] | None, *, with_sql: bool) -> list[
             stored, statements = await database.schema_state()
             version = database.schema_version
             state = "missing" if stored is None else "older" if statements else _state_of(database, stored)
-            row = _row(kind, stored and stored.version, version, state)
+            row = _row(kind, stored.version if stored else None, version, state)
             states.append({**row, "sql": statements} if with_sql else row)
     return states
 

@@ -11,7 +11,6 @@ from turnwise.actors.hosting.engine_override import EngineOverride
 from turnwise.actors.hosting.session_service import SaveOverride, SessionService
 from turnwise.actors.hosting.waits import Waits
 from turnwise.actors.hosting.wire import Message, Refused, SessionRef
-from turnwise.actors.hosting.wire_version import packed, unpacked
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.errors import (
     CorruptRecordError,
@@ -22,6 +21,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.background import log_failure, retry
 from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.values.wire_version import packed, unpacked
 
 
 class DedicatedHost:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from turnwise.actors.hosting.engine_override import EngineOverride
-from turnwise.actors.hosting.wire_version import unpacked_settings
 from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
 from turnwise.actors.inference.observing import observer_of
 from turnwise.actors.memory.attached import MemorySlot
@@ -22,6 +21,7 @@ from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.files.base import FileStore
 from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.values.wire_version import unpacked_settings
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
 

@@ -27,8 +27,8 @@ from turnwise.actors.hosting.gc_tuning import collect_rarely
 from turnwise.actors.hosting.logs import LogSettings
 from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.hosting.reach import NoProcessError
-from turnwise.actors.hosting.wire_version import packed, unpacked, unpacked_settings
 from turnwise.memory.background import retry, watch
+from turnwise.memory.values.wire_version import packed, unpacked, unpacked_settings
 
 if TYPE_CHECKING:
     from turnwise.actors.hosting.packed_host import PackedHost

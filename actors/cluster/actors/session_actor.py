@@ -22,8 +22,8 @@ from turnwise.actors.cluster.actors.shutdown import Shutdown, where
 from turnwise.actors.cluster.actors.switched_engines import drop_overrides, find_overrides, save_override
 from turnwise.actors.cluster.calls.local_calls import listen
 from turnwise.actors.hosting.gc_tuning import collect_rarely
-from turnwise.actors.hosting.wire_version import unpacked_settings
 from turnwise.memory.background import retry
+from turnwise.memory.values.wire_version import unpacked_settings
 
 if TYPE_CHECKING:
     from turnwise.actors.cluster.actor_spec import ActorSpec

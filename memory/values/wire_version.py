@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any
 
-import turnwise
+from turnwise import __version__
 from turnwise.errors import WireVersionError
 
 WIRE_VERSION = 1
@@ -54,7 +54,7 @@ class WireVersion:
         return _MARK + f"{self.version} {self.understands_from} {self.release}|".encode()
 
 
-OWN = WireVersion(WIRE_VERSION, UNDERSTANDS_FROM, turnwise.__version__)
+OWN = WireVersion(WIRE_VERSION, UNDERSTANDS_FROM, __version__)
 
 
 def packed(value: object, dumps: Callable[[object], bytes] | None = None) -> bytes:
@@ -78,14 +78,14 @@ def unpacked(data: bytes) -> Any:
             not know.
     """
     if data.endswith(OWN.trailer):
-        return pickle.loads(data)
+        return pickle.loads(data)  # noqa: S301 - from another process of the same user
     sender = _sender_of(data)
     if sender is None:
         raise WireVersionError(str(OWN), "unknown", "it does not say its version")
     if not OWN.fits(sender):
         raise WireVersionError(str(OWN), str(sender), "their wire versions do not fit")
     try:
-        value = pickle.loads(data)
+        value = pickle.loads(data)  # noqa: S301 - likewise
     except (AttributeError, ImportError, TypeError) as error:
         raise WireVersionError(str(OWN), str(sender), f"{type(error).__name__}: {error}") from error
     if misfit := _misfit(value):

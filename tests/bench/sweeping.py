@@ -37,6 +37,7 @@ def store_of(kind: str) -> Iterator[str]:
                 postgres.stop("immediate")
         else:
             redis = RedisServer(Path(folder))
+            redis.start()
             try:
                 yield redis.url
             finally:

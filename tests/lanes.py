@@ -77,6 +77,7 @@ MORE = [
     "project/test_lanes.py",
     "project/test_lint.py",
     "project/test_system_programs.py",
+    "upgrade/test_two_versions.py",
 ]
 """What `make test-more` runs: what takes long, needs a browser, starts whole programs or a Ray of its own, or tells of
 types, docs, packages and measurements. As patterns, in the order in which files are taken, so that no lane ends long

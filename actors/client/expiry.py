@@ -16,7 +16,14 @@ from turnwise.errors import (
     SessionNotFoundError,
     TurnwiseError,
 )
-from turnwise.memory.archive.expiry import PAGE, Swept, archived, damaged, not_deleted, sweep_session
+from turnwise.memory.archive.expiry import (
+    PAGE,
+    Swept,
+    archived,
+    damaged,
+    not_deleted,
+    sweep_sessions,
+)
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.files.access import FileAccess
@@ -51,14 +58,16 @@ async def sweep(client: SessionsClient, store: SessionStore, archive: Path | Non
     try:
         while True:
             page = await steps.run(portal, store.expired, now, cursor=cursor, limit=PAGE)
+            asks = {session.key for session in page if history or memory or client.is_live(SessionRef.of(session))}
+            idle = [session for session in page if session.key not in asks]
+            swept += await steps.run(portal, sweep_sessions, store, idle, archive, files=files)
+            for session in idle:
+                client.drop(SessionRef.of(session))
             for session in page:
-                if client.is_live(SessionRef.of(session)) or history or memory:
+                if session.key in asks:
                     swept += await _ask(
                         client, store, session, archive=archive, history=history, files=files, memory=memory
                     )
-                else:
-                    swept += await steps.run(portal, sweep_session, store, session, archive, files=files)
-                    client.drop(SessionRef.of(session))
             swept += damaged(page)
             if (cursor := page.cursor) is None:
                 return swept

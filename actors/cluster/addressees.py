@@ -6,10 +6,11 @@ This module imports nothing heavy, since session processes import it.
 from __future__ import annotations
 
 import asyncio
-import pickle
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from turnwise.memory.values.wire_version import unpacked
 
 if TYPE_CHECKING:
     from turnwise.actors.cluster.actor_lookup import DedicatedLookup, PackedLookup
@@ -57,7 +58,7 @@ class Addressees:
             lookup = await self._find()
             process = await asyncio.to_thread(lookup.of, key)
             try:
-                answer = pickle.loads(await process.ask(request, Reach(time.monotonic()), is_repeatable=True))
+                answer = unpacked(await process.ask(request, Reach(time.monotonic()), is_repeatable=True))
             except AwayError:
                 pass  # it left, or died: the next one is asked
             except CallError as error:

@@ -5,7 +5,6 @@ Processes of sessions use it too, to open their stores. So its methods import wh
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from turnwise.actors.hosting.wire import HostInfo
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.store_owner import StoreOwner
+from turnwise.memory.values.wire_version import unpacked_settings
 
 if TYPE_CHECKING:
     from turnwise.actors.cluster.actor_spec import ActorSpec
@@ -72,7 +72,7 @@ class RayRuntime:
 
     def loads(self, data: bytes) -> Any:
         """See `Runtime.loads`."""
-        return pickle.loads(data)
+        return unpacked_settings(data)
 
     def processes(self, store_id: str, place: StoreSpec, setup: tuple[str, bytes]) -> SessionProcesses:
         """See `Runtime.processes`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import Callable
 from functools import partial
 
@@ -22,6 +21,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.background import log_failure, retry
 from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.values.wire_version import packed, unpacked
 
 
 class DedicatedHost:
@@ -68,8 +68,8 @@ class DedicatedHost:
         """
         self._calls += 1
         try:
-            message: Message = pickle.loads(request)
             try:
+                message: Message = unpacked(request)
                 answer = await (await self._loaded()).carry_out(message)
             except SessionNotFoundError as error:
                 # Another process is to say whether there is a session of this id again.
@@ -80,7 +80,7 @@ class DedicatedHost:
                     self._leave()  # another activation owns the session, so nothing is left to do here
             if self._has_no_session:
                 asyncio.get_running_loop().call_soon(self._leave)
-            return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
+            return packed(answer)
         finally:
             self._calls -= 1
             self._last_call_s = asyncio.get_running_loop().time()
@@ -107,7 +107,7 @@ class DedicatedHost:
         await retry(self._warm, f"session {self._key.full_name!r}: recovery", until=_is_final)
 
     async def _warm(self) -> None:
-        answer = pickle.loads(await self.call(verbs.warm().to(SessionRef(self._key)).pickled()))
+        answer = unpacked(await self.call(verbs.warm().to(SessionRef(self._key)).pickled()))
         if isinstance(answer, Refused):
             raise answer.error
 

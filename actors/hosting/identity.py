@@ -12,6 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from turnwise.memory.values.wire_version import packed
+
 
 def identity(value: object, *, dumps: Callable[[object], bytes] | None = None) -> str:
     """Return a digest that equal settings share in every process: 64 hexadecimal digits.
@@ -28,11 +30,15 @@ def identity(value: object, *, dumps: Callable[[object], bytes] | None = None) -
     Raises:
         Exception: some of it cannot be pickled.
     """
-    return _Walk(dumps or pickled).digest(value).hex()
+    return _Walk(dumps or _cloudpickled).digest(value).hex()
 
 
 def pickled(value: object) -> bytes:
     """Return a value as it travels to other processes: definitions of a script or a notebook travel by value."""
+    return packed(value, _cloudpickled)
+
+
+def _cloudpickled(value: object) -> bytes:
     from ray import cloudpickle  # here, since a process without Ray needs none
 
     data: bytes = cloudpickle.dumps(value)

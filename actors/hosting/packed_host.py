@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import pickle
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
@@ -27,11 +26,13 @@ from turnwise.errors import (
     SessionLostError,
     SessionNotFoundError,
     TurnwiseError,
+    WireVersionError,
 )
 from turnwise.memory.background import log_failure, shielded
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.stores.reading import pages_by_cursor
+from turnwise.memory.values.wire_version import packed, unpacked
 
 RECOVERIES = 16
 """How many sessions of a lost process are recovered concurrently."""
@@ -150,7 +151,10 @@ class PackedHost:
 
     async def call(self, request: bytes) -> bytes:
         """Carry out a verb, by a pickled `Message`; return its answer, or `Refused`, pickled."""
-        message: Message = pickle.loads(request)
+        try:
+            message: Message = unpacked(request)
+        except WireVersionError as error:
+            return _dumps(Refused(error))
         key = message.session.key
         if self._calls - self._waits.count >= self._limits.max_calls:
             return _dumps(Refused(OverloadedError(key.session_id, "max_calls", self._limits.max_calls)))
@@ -159,7 +163,7 @@ class PackedHost:
             while True:
                 if previous := await self._previous_host_of(key):
                     answer = await previous.call(request, key)
-                    if not isinstance(refused := pickle.loads(answer), Refused) or not isinstance(
+                    if not isinstance(refused := unpacked(answer), Refused) or not isinstance(
                         refused.error, SessionFencedError
                     ):
                         return answer
@@ -193,7 +197,7 @@ class PackedHost:
         try:
             return await self.call(request)
         except Exception as error:  # noqa: BLE001 - logged, and returned to the caller
-            message: Message = pickle.loads(request)
+            message: Message = unpacked(request)
             key, verb = message.session.key, message.verb
             _log.exception("%s failed for session %s", verb, key.full_name)
             return _dumps(Refused(SessionLostError(key.session_id, f"{verb} failed there: {error!r}")))
@@ -461,4 +465,4 @@ class PackedHost:
 
 
 def _dumps(answer: Any) -> bytes:
-    return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
+    return packed(answer)

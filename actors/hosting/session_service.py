@@ -19,7 +19,7 @@ from turnwise.actors.memory.session_memory_access import SessionMemoryAccess
 from turnwise.actors.session.acting import acting_as, check_member
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.state.reads import SessionReads
-from turnwise.errors import CorruptRecordError, TurnwiseError
+from turnwise.errors import CorruptRecordError, TurnwiseError, UnknownVerbError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 
@@ -161,6 +161,10 @@ class SessionService:
             return await self._answer(verb, message)
         except EngineMissingError:
             return EngineWanted()
+        except TypeError as error:
+            if verb.takes(message):
+                raise
+            raise UnknownVerbError(self.core.session_id, f"{verb.name} with these arguments") from error
 
     async def _answer(self, verb: Verb[..., Any], message: Message) -> Any:
         if not verb.waits:

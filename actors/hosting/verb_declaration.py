@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -57,6 +58,15 @@ class Verb(Generic[Params, Answer_co]):
         """Return the member who calls it; None if the session's user does."""
         action = self.action or f"call {self.name!r}"
         return Acting(session.as_user, self.role, action) if session.as_user is not None else None
+
+    def takes(self, message: Message) -> bool:
+        """Return whether the function takes the arguments of a message; those of a later version may be others."""
+        first = (None, None) if self.holds_engine else (None,)
+        try:
+            inspect.signature(self.carry_out).bind(*first, *message.args, **message.options)
+        except TypeError:
+            return False
+        return True
 
     def __call__(self, *args: Params.args, **options: Params.kwargs) -> VerbCall[Answer_co]:
         """Return the call of the verb with these arguments; nothing is sent yet."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
@@ -15,6 +14,7 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Spans, cut, subtract, union
 from turnwise.memory.conversation.turns import Outcome, Turn, TurnRecord
 from turnwise.memory.conversation.views.notebook_display import record_html
+from turnwise.memory.values.wire_version import packed
 
 Answer = TypeVar("Answer")
 
@@ -57,8 +57,8 @@ class Message:
     """That engine, pickled, once the session has asked for it."""
 
     def pickled(self) -> bytes:
-        """Return the message as it is sent; `pickle.loads` reads it."""
-        return pickle.dumps(self, pickle.HIGHEST_PROTOCOL)
+        """Return the message as it is sent; `unpacked` reads it."""
+        return packed(self)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -17,11 +16,12 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.state.alarm import NO_ALARM, Alarm
 from turnwise.actors.session.state.outbox import WebhookOutbox
 from turnwise.actors.session.state.quota_book import QuotaBook
-from turnwise.errors import ConfigError, EngineLimitError
+from turnwise.errors import ConfigError, EngineLimitError, WireVersionError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.files.base import FileStore
 from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.values.wire_version import unpacked_settings
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
 
@@ -57,7 +57,7 @@ class WorkerResources:
         engine: bytes,
         *,
         other_engines: Mapping[str, bytes] | None = None,
-        loads: Callable[[bytes], Any] = pickle.loads,
+        loads: Callable[[bytes], Any] = unpacked_settings,
         open_files: Callable[[SessionStore], FileStore | None] = lambda _store: None,
     ) -> None:
         self.engine_id = engine_id
@@ -220,7 +220,7 @@ class WorkerResources:
         for engine_id, engine in list(self._pickled.items()):
             try:
                 setup = await asyncio.to_thread(self._load, engine)
-            except ConfigError as error:
+            except (ConfigError, WireVersionError) as error:
                 # The session can still be read, and a manager with another engine can run it.
                 setup = _Unloadable(error), SessionConfig(), None, (), None
             self._setups[engine_id] = setup
@@ -228,6 +228,8 @@ class WorkerResources:
     def _load(self, engine: bytes) -> SessionSetup:
         try:
             builder, config, overflow, memories, working = self._loads(engine)
+        except WireVersionError:
+            raise
         except Exception as error:
             reason = (
                 f"it cannot be loaded in the session's process ({error}); define it in a module that is installed there"
@@ -249,7 +251,7 @@ class WorkerResources:
 class _Unloadable:
     """Stands for an engine that this process cannot load: its runs fail with the reason."""
 
-    def __init__(self, error: ConfigError) -> None:
+    def __init__(self, error: ConfigError | WireVersionError) -> None:
         self._error = error
 
     def build(self, session: SessionView) -> InferenceRunner:

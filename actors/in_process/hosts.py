@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import pickle
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,6 +24,7 @@ from turnwise.memory.background import log_failure, retry
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.stores.store_owner import RivalWatch, StoreOwner, are_processes, rivals
+from turnwise.memory.values.wire_version import unpacked
 
 LOOK_S = 0.01
 """How often a manager that closes looks whether its host still has something to end, in seconds."""
@@ -205,7 +205,7 @@ class Host:
 
     async def _ask(self, message: Message) -> Any:
         answer: bytes = await asyncio.wrap_future(self.submit(message.pickled()))
-        return pickle.loads(answer)
+        return unpacked(answer)
 
     def _leave(self) -> None:
         LOOP.submit(self._close_stores())

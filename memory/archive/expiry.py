@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from turnwise.errors import (
     ArchiveError,
+    CorruptRecordError,
     SessionBusyError,
     SessionChangedError,
     SessionFencedError,
@@ -27,10 +28,14 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.files.access import FileAccess
 from turnwise.memory.stores.agents import agents_below
-from turnwise.memory.stores.base import Page, SessionStore
+from turnwise.memory.stores.base import Page, SessionStore, UnchangedDeletion
 from turnwise.memory.stores.reading import pages_by_cursor
 
-PAGE = 100
+PAGE = 500
+"""How many sessions are read, and deleted in one transaction, at once."""
+
+AT_ONCE = 16
+"""How many sessions are deleted at once, each by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +97,7 @@ async def sweep(
         archive: a folder to which each session is exported first. The file is on disk before the session is deleted;
             its name has the session's id and its time of creation, in microseconds.
         history: the event store, if events are not in the session store.
-        count: called after each session with the number of sessions so far.
+        count: called after each page with the number of sessions so far.
         files: the files of the store, which go into the archives.
 
     Raises:
@@ -100,13 +105,49 @@ async def sweep(
     """
     done, number = Swept(), 0
     async for page in pages_by_cursor(partial(store.expired, now, limit=PAGE)):
-        for session in page:
-            done += await sweep_session(store, session, archive, history, files=files)
-            count(number := number + 1)
+        done += await sweep_sessions(store, [*page], archive, history, files=files)
         done += damaged(page)
+        count(number := number + len(page))
     if files:
         await files.collect_later()
     return done
+
+
+async def sweep_sessions(
+    store: SessionStore,
+    sessions: Sequence[SessionRecord],
+    archive: Path | None,
+    history: HistoryStore | None = None,
+    *,
+    files: FileAccess | None = None,
+) -> Swept:
+    """Delete a page of sessions, those that nobody uses in one transaction; see `sweep_session` for all others."""
+    done = Swept() if archive or history else await _sweep_unchanged(store, sessions)
+    deleted = set(done.deleted)
+    rest = [session for session in sessions if session.key not in deleted]
+    callers = [session for session in rest if not session.called_by]
+    for start in range(0, len(callers), AT_ONCE):
+        group = callers[start : start + AT_ONCE]
+        for swept in await asyncio.gather(
+            *(sweep_session(store, session, archive, history, files=files) for session in group)
+        ):
+            done += swept
+    for agent in (session for session in rest if session.called_by):  # which its caller may have taken along
+        done += await sweep_session(store, agent, archive, history, files=files)
+    return done
+
+
+async def _sweep_unchanged(store: SessionStore, sessions: Sequence[SessionRecord]) -> Swept:
+    """Delete those of these sessions that nobody uses, in one transaction, if the store can; return which these were.
+
+    All others are for `sweep_session`, which says why one stays.
+    """
+    if not sessions or not isinstance(store, UnchangedDeletion):
+        return Swept()
+    try:
+        return Swept(deleted=tuple(await store.delete_unchanged(sessions)))
+    except CorruptRecordError:  # of one of them, which must not keep the others
+        return Swept()
 
 
 async def sweep_session(

@@ -13,9 +13,10 @@ from turnwise.memory.conversation.events import AnyEvent, Event, without_blocks
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.event_store.base import check_appended
 from turnwise.memory.stores.base import check_limit
-from turnwise.memory.stores.sql.database import WHERE, Schema, insert_into
+from turnwise.memory.stores.sql.database import insert_into
 from turnwise.memory.stores.sql.rows import event_row, read_event
 from turnwise.memory.stores.sql.schema import event_columns
+from turnwise.memory.stores.sql.schema_version import WHERE, Schema
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 from turnwise.memory.stores.sql.statements import Statement, first_rows, read_first
 
@@ -57,6 +58,7 @@ class SQLHistory(SecureDeleteDatabase):
         url: `sqlite:///path/to/file.db` or `postgresql://user:password@host/name`; it may be that of a session store.
         lock_timeout_s: how long to wait for another process's transaction on SQLite before a StoreError.
         connections: the most connections to PostgreSQL at once.
+        make_schema: whether missing tables are made and old ones migrated, if the role may; see `SQLDatabase`.
 
     Raises:
         StoreURLError: the URL names no database that can be used here.
@@ -64,8 +66,10 @@ class SQLHistory(SecureDeleteDatabase):
 
     schema = SCHEMA
 
-    def __init__(self, url: str, *, lock_timeout_s: float = 30.0, connections: int = 4) -> None:
-        super().__init__(url, lock_timeout_s=lock_timeout_s, connections=connections)
+    def __init__(
+        self, url: str, *, lock_timeout_s: float = 30.0, connections: int = 4, make_schema: bool = True
+    ) -> None:
+        super().__init__(url, lock_timeout_s=lock_timeout_s, connections=connections, make_schema=make_schema)
         dialect, bind = self._engine.dialect, sa.bindparam
         insert = insert_into(history, dialect)
         columns = [column for column in history.columns if column is not history.c.user_id]

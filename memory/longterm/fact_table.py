@@ -14,7 +14,8 @@ from turnwise.errors import InvalidMemoryError
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.items.rules import checked_item
 from turnwise.memory.longterm.memory_types import MemoryType
-from turnwise.memory.stores.sql.database import Schema, SQLDatabase, transaction
+from turnwise.memory.stores.sql.database import SQLDatabase, transaction
+from turnwise.memory.stores.sql.schema_version import Schema
 from turnwise.memory.stores.urls import read_only, resolve_url
 from turnwise.memory.values.ranges import check_seconds
 
@@ -112,8 +113,11 @@ class FactTable(SQLDatabase):
         topic_text = None if topic is None else str(topic)
         return checked_item(_EVERYONE, MemoryItem(id=str(id), text=text, type=self._settings["type"], topic=topic_text))
 
-    def _prepare(self) -> None:
+    def _enter(self, connection: Any) -> None:
         """Do nothing: the tables belong to the application."""
+
+    def _prepare(self) -> None:
+        """Do nothing, likewise."""
         if self._file:
             with transaction(self._reader) as connection:
                 self._file.remember(connection)

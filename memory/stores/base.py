@@ -357,6 +357,20 @@ def verbs_of(store: object) -> list[str]:
 
 
 @runtime_checkable
+class UnchangedDeletion(Protocol):
+    """A `SessionStore` that can delete many sessions in one transaction."""
+
+    async def delete_unchanged(self, sessions: Sequence[SessionRecord]) -> Sequence[SessionKey]:
+        """Delete those of these sessions that nobody has activated or committed to since they were read.
+
+        Sessions with an open run, sessions of agents, and those that have called agents, stay too. See `delete` for
+        what goes with a session. Either all of them are deleted or, if it raises, none.
+
+        Returns which were deleted.
+        """
+
+
+@runtime_checkable
 class SessionStore(Protocol):
     """Durable storage of sessions. `stores/conformance` has the laws of a store; run them on your own implementation.
 

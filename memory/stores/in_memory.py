@@ -565,6 +565,22 @@ class InMemoryStore(LocalClock):
         self._files.delete_all(key)
         return len(row.turns)
 
+    async def delete_unchanged(self, sessions: Sequence[SessionRecord]) -> list[SessionKey]:
+        """See `UnchangedDeletion`."""
+        self._check_open()
+        callers = {(row.session.called_by, key.user_id) for key, row in self._rows.items()}
+        deleted: list[SessionKey] = []
+        for session in sessions:
+            row = self._rows.get(session.key)
+            if row is None or session.called_by or session.key in callers:
+                continue
+            stored = row.session
+            is_same = (stored.log, stored.epoch, stored.revision) == (session.log, session.epoch, session.revision)
+            if is_same and not any(run.is_open for run in row.runs.values()):
+                await self.delete(session.key)
+                deleted.append(session.key)
+        return deleted
+
     async def reserve_object(self, object_id: str, user_id: str) -> None:
         self._check_open()
         self._files.reserve(object_id, user_id, self._clock())

@@ -91,10 +91,12 @@ TurnwiseError
 ├── ReadOnlyStoreError         the manager is read-only
 ├── SessionLostError           the session's process cannot be reached
 ├── UnknownVerbError           the session's process has another version of turnwise
+├── WireVersionError           two processes have versions that do not understand each other
 └── StoreError                 the store cannot be read or written
     ├── StoreClosedError
     │   └── ManagerClosedError   its sessions and their runs continue
-    ├── SchemaVersionError
+    ├── SchemaVersionError     its tables are of a version that this turnwise may not use
+    ├── SchemaMissingError     its tables were never made, and this program may not make them
     ├── CorruptRecordError
     ├── EncryptionError        a stored record and the user's key do not match
     │   ├── KeyMissingError
@@ -1019,6 +1021,18 @@ class UnknownVerbError(TurnwiseError):
     verb: str
 
 
+class WireVersionError(TurnwiseError):
+    """Two processes have versions of turnwise that do not understand each other; nothing was changed."""
+
+    message = (
+        "this process has turnwise {own} and was sent something by turnwise {other}: {why}; upgrade the older one:"
+        " processes of sessions before their callers"
+    )
+    own: str
+    other: str
+    why: str
+
+
 class StoreError(TurnwiseError):
     """The store could not be read or written."""
 
@@ -1047,14 +1061,21 @@ class ManagerClosedError(StoreClosedError):
 
 
 class SchemaVersionError(StoreError):
-    """The store's schema has another version than the one that this turnwise writes."""
+    """The store's schema has a version that this turnwise may not use: the remedy says who upgrades what."""
 
-    message = (
-        "store {store} has schema version {found}, this turnwise writes {known}: use a turnwise with version {found}"
-    )
+    message = "store {store} has schema version {found}, this turnwise writes {known}: {remedy}"
     store: str
     found: str
     known: int
+    remedy: str
+
+
+class SchemaMissingError(StoreError):
+    """The store has no tables yet, and this program may not make them."""
+
+    message = "store {store} has no tables: {why}; run `turnwise migrate` on it, as a role that may make tables"
+    store: str
+    why: str
 
 
 class CorruptRecordError(StoreError):

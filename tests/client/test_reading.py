@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
@@ -36,6 +35,7 @@ from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.encrypted.store import EncryptedStore
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.store_owner import Shared, StoreOwner
+from turnwise.memory.values.wire_version import packed
 
 ENCRYPTION = Encryption(lambda user_id: user_id.encode().ljust(32, b"."))
 
@@ -225,7 +225,7 @@ def packed_host(store: SessionStore) -> PackedHost:
     async def keep(*_: Any) -> None:
         """Nothing is taken over."""
 
-    engine = pickle.dumps((ScriptedEngine(), SessionConfig(), None, (), None))
+    engine = packed((ScriptedEngine(), SessionConfig(), None, (), None))
     resources = WorkerResources(lambda: store, lambda: None, "engine", engine)
     return PackedHost(
         resources, Packed(), node_id="node", save_override=keep, drop_override=lambda _: None, leave=lambda: None

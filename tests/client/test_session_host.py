@@ -23,6 +23,7 @@ from turnwise.actors.hosting.runtime import AwayError
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.errors import SessionLostError
 from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.values.wire_version import packed
 
 
 class Lookup:
@@ -69,7 +70,7 @@ def test_who_waits_for_hours_outlives_a_process_every_hour(clock: Clock, monkeyp
 
     def call() -> bytes:
         if lookup.missed == 5:
-            return pickle.dumps("done")
+            return packed("done")
         clock.now += 3600
         raise AwayError("the actor died")
 
@@ -100,7 +101,7 @@ def test_a_verb_that_may_not_be_repeated_is_sent_once_to_a_process_that_is_there
         requests.append((verb, is_repeatable))
         if requests == [("warm", True)] or verb != "warm":
             raise AwayError("the actor died")
-        return pickle.dumps(None)
+        return packed(None)
 
     client: Any = SessionsClient("namespace", "realm", InProcess())
     client.runtime = SimpleNamespace(live_processes=lambda _: Lookup())

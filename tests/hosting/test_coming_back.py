@@ -21,6 +21,7 @@ from turnwise.errors import SessionLostError, StoreError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.growing_pauses import JITTER
 from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.values.wire_version import packed
 
 UP, AWAY = Presence(True, 1, "it is ALIVE"), Presence(False, 0, "Ray's actor a is RESTARTING")
 
@@ -204,7 +205,7 @@ def failing_resources(history: Callable[[], None]) -> tuple[WorkerResources, lis
         stores.append(OneStore())
         return stores[-1]
 
-    engine = pickle.dumps((EchoEngine(), SessionConfig(), None, (), None))
+    engine = packed((EchoEngine(), SessionConfig(), None, (), None))
     return WorkerResources(open_store, history, "first", engine), stores
 
 

@@ -327,7 +327,7 @@ async def test_requests_of_one_batch_are_answered_as_they_are_ready_and_fail_ind
     slow, fast, none = (SessionRef(SessionKey(name)) for name in ("slow", "fast", "none"))
     requests = [
         verbs.wait(None, "long", ()).to(slow),
-        Message(fast, "latest", ("too", "many", "arguments"), {}),
+        Message(fast, "turns", ("no number", 1, ()), {}),
         verbs.latest(()).to(fast),
         verbs.warm().to(none),
         Message(fast, "mistake", (), {}),
@@ -339,7 +339,7 @@ async def test_requests_of_one_batch_are_answered_as_they_are_ready_and_fail_ind
     first, last = batches  # what is ready at once comes together
     assert sorted(first) == [1, 2, 3, 4]
     assert first[2] is None and isinstance(first[3].error, SessionNotFoundError)
-    assert isinstance(first[1].error, SessionLostError) and "latest failed" in str(first[1].error)
+    assert isinstance(first[1].error, SessionLostError) and "turns failed" in str(first[1].error)
     assert isinstance(first[4].error, UnknownVerbError) and "'mistake'" in str(first[4].error)
     assert list(last) == [0] and last[0].answer.state == "completed"
 

@@ -34,6 +34,7 @@ from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.values.wire_version import packed
 from turnwise.testing.schedules import explore
 
 Ask = Callable[..., Awaitable[Any]]
@@ -271,7 +272,7 @@ class Caller:
 
     def call(self, actor: Any, request: bytes, reach: Any, **how: Any) -> bytes:
         self.calls.append(pickle.loads(request))
-        return pickle.dumps(self.answer(self.calls[-1]))
+        return packed(self.answer(self.calls[-1]))
 
     def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)

@@ -26,6 +26,7 @@ from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.memory_types import MemoryCategory
 from turnwise.memory.longterm.retention.deletion import Erasure
 from turnwise.memory.longterm.vector import VectorMemory
+from turnwise.memory.values.wire_version import packed
 from turnwise.testing.embedding import HashEmbedding
 
 pytestmark = pytest.mark.usefixtures("restless")
@@ -143,9 +144,9 @@ async def test_a_recall_is_cancelled_when_its_caller_waits_no_longer() -> None:
     memory = Hanging()
     host = MemoryHost(lambda: memory)
     await host.do_recall(BOB, "tea")  # opens it
-    answer, _ = pickle.loads(await host.call(pickle.dumps(("recall", (ADA, "tea"), {}, 0.01))))
+    answer, _ = pickle.loads(await host.call(packed(("recall", (ADA, "tea"), {}, 0.01))))
     assert isinstance(answer, GaveUp) and cancelled.is_set()
-    found, _ = pickle.loads(await host.call(pickle.dumps(("recall", (BOB, "tea"), {}, 60.0))))
+    found, _ = pickle.loads(await host.call(packed(("recall", (BOB, "tea"), {}, 60.0))))
     assert [item.text for item in found] == ["tea"]
 
 
@@ -319,7 +320,7 @@ async def test_a_memory_that_answers_between_failures_is_not_left_alone() -> Non
 
         async def ask(self, request: bytes, *, is_recall: bool) -> bytes:
             if next(outcomes):
-                return pickle.dumps(((), []))
+                return packed(((), []))
             raise LongTermMemoryError("its process is away")
 
         def warm(self, request: bytes) -> None:
@@ -342,7 +343,7 @@ async def test_a_memory_is_left_alone_though_its_host_notices_first_that_it_is_l
 
         async def ask(self, request: bytes, *, is_recall: bool) -> bytes:
             verb, args, kwargs, _ = pickle.loads(request)
-            return await host.call(pickle.dumps((verb, args, kwargs, 0.01)))
+            return await host.call(packed((verb, args, kwargs, 0.01)))
 
         def warm(self, request: bytes) -> None:
             pass

@@ -36,8 +36,9 @@ from turnwise.memory.conversation.ledger import LedgerQuery
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.stores.base import Activation, Commit
 from turnwise.memory.stores.in_memory import InMemoryStore
-from turnwise.memory.stores.sql.database import Schema, SQLDatabase
+from turnwise.memory.stores.sql.database import SQLDatabase
 from turnwise.memory.stores.sql.postgres_connection import PostgresConnection
+from turnwise.memory.stores.sql.schema_version import Schema
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.testing.audit import audit
 

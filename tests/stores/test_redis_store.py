@@ -765,6 +765,12 @@ async def test_a_store_of_another_version_is_not_touched(redis_url: str, redis_s
             with pytest.raises(SchemaVersionError, match=r"^store redis://.* has schema version 2, .* writes 1:"):
                 await verb
         assert everything(redis_server) == keys
+        with redis_server.client as client:
+            client.hset(f"{BASE}:meta", "writable_from", "1")
+        await owner.commit("x")
+        await store.create(a_session("t"))
+        with redis_server.client as client:
+            assert client.hget(f"{BASE}:meta", "version") == b"2"  # which nobody lowers
 
 
 @pytest.mark.parametrize(

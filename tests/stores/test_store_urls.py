@@ -188,7 +188,7 @@ async def test_a_read_only_store_is_not_created_migrated_or_written(
     assert (await writer.get(SessionKey("one"))).epoch == 0 and await writer.count() == 1
     await writer.close()
     monkeypatch.setattr(SQLStore, "schema", replace(SQLStore.schema, version=2, migrations={1: ["SELECT 1"]}))
-    with pytest.raises(StoreError, match=r"have version 1: open it once without read_only=True"):
+    with pytest.raises(StoreError, match=r"has schema version 1, .* run `turnwise migrate`"):
         await (late := open_store(read_only(url))).count()
     await late.close()
 

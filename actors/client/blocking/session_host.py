@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -45,6 +44,7 @@ from turnwise.memory.conversation.views.event_filter import EventFilter
 from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.values.ids import new_id
+from turnwise.memory.values.wire_version import unpacked
 
 if TYPE_CHECKING:
     from turnwise.actors.session.runs.admission import StartOptions
@@ -108,7 +108,7 @@ class SessionHost:
                     raise lost_error(ref.session_id, verb, error) from error
                 failure: Exception = error
             else:
-                answer = pickle.loads(packed)
+                answer = unpacked(packed)
                 if isinstance(answer, EngineWanted):
                     request = client.pack(ref, call, sends_engine=True)
                     search = Search(ref.session_id)

@@ -28,6 +28,7 @@ from turnwise.actors.cluster.calls.actor_waiting import reached
 from turnwise.actors.hosting.gc_tuning import collect_rarely
 from turnwise.actors.hosting.reach import NoProcessError
 from turnwise.memory.background import log_failure, retry, watch
+from turnwise.memory.values.wire_version import unpacked_settings
 
 if TYPE_CHECKING:
     from turnwise.actors.cluster.actor_lookup import DedicatedLookup, PackedLookup
@@ -272,7 +273,7 @@ class DispatcherActor:
         return self._read_spec().place.open_store(RayRuntime(self._assignment.namespace))
 
     def _read_spec(self) -> ActorSpec:
-        spec: ActorSpec = pickle.loads(read_settings(self._settings))
+        spec: ActorSpec = unpacked_settings(read_settings(self._settings))
         return spec
 
     def _note(self, settings: bytes | Kept, placement: Dedicated | Packed) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import pickle
 from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -18,6 +17,7 @@ from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _in
 
 from turnwise.actors.cluster.actor_settings import SPACE, SettingsLostError
 from turnwise.memory.growing_pauses import GrowingPauses
+from turnwise.memory.values.wire_version import packed, unpacked
 
 LOAD_S = 60.0
 """How long a call waits until everything is loaded, in seconds; then loading goes on without it."""
@@ -148,10 +148,13 @@ class Loading(Generic[Host]):
     def refusal(self, request: bytes, error: Exception) -> bytes:
         """Return the pickled answer to a request for which there is no host."""
         from turnwise.actors.hosting.wire import Refused
-        from turnwise.errors import SessionLostError, TurnwiseError
+        from turnwise.errors import SessionLostError, TurnwiseError, WireVersionError
 
         if not isinstance(error, TurnwiseError):
-            ref = pickle.loads(request).session
+            try:
+                ref = unpacked(request).session
+            except WireVersionError as misfit:
+                return packed(Refused(misfit))
             reason = f"its process, of Ray's actor {self._actor_name}, cannot load it ({type(error).__name__}: {error})"
             error = SessionLostError(ref.session_id, f"{reason}: correct this on every node, or open a manager anew")
-        return pickle.dumps(Refused(error), pickle.HIGHEST_PROTOCOL)
+        return packed(Refused(error))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import time
 from functools import partial
 from typing import Any, cast
@@ -20,6 +19,7 @@ from turnwise.actors.hosting.memory.memory_host import MemoryHost
 from turnwise.actors.hosting.reach import Reach
 from turnwise.errors import ConfigError, LongTermMemoryError
 from turnwise.memory.longterm.base import LongTermMemory, is_local, label_of
+from turnwise.memory.values.wire_version import unpacked_settings
 
 MAX_CALLS = 1000
 """How many calls the actor answers at once."""
@@ -135,7 +135,7 @@ class MemoryActorProcess:
 
 
 def _load(settings: bytes | Kept) -> LongTermMemory:
-    memory: LongTermMemory = pickle.loads(read_settings(settings))
+    memory: LongTermMemory = unpacked_settings(read_settings(settings))
     return memory
 
 

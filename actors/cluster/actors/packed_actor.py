@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import warnings
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from turnwise.actors.hosting.logs import LogSettings
 from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.hosting.reach import NoProcessError
 from turnwise.memory.background import retry, watch
+from turnwise.memory.values.wire_version import packed, unpacked, unpacked_settings
 
 if TYPE_CHECKING:
     from turnwise.actors.hosting.packed_host import PackedHost
@@ -176,7 +176,7 @@ class PackedActor:
         return await asyncio.to_thread(self._has_processes, session.namespace, session.key)
 
     def _has_processes(self, namespace: str, key: SessionKey) -> bool:
-        spec: ActorSpec = pickle.loads(read_settings(self._settings))
+        spec: ActorSpec = unpacked_settings(read_settings(self._settings))
         store_id = spec.place.store_id_in(namespace)
         return bool(find_layouts(namespace, store_id)) or find_actor(namespace, actor_name(store_id, key)) is not None
 
@@ -186,7 +186,7 @@ class PackedActor:
         from turnwise.actors.hosting.packed_host import PackedHost
         from turnwise.actors.hosting.worker_resources import WorkerResources
 
-        spec: ActorSpec = pickle.loads(read_settings(self._settings))
+        spec: ActorSpec = unpacked_settings(read_settings(self._settings))
         assignment, namespace = self._assignment, self._assignment.namespace
         runtime = RayRuntime(namespace)
         layouts = find_layouts(namespace, assignment.store_id)
@@ -256,7 +256,7 @@ class _EarlierHosts:
                 return answer
         except (RayActorError, NoProcessError):
             pass  # as if the host had not existed
-        return pickle.dumps(Refused(SessionFencedError(key.session_id, 0)))
+        return packed(Refused(SessionFencedError(key.session_id, 0)))
 
     def _find(self, key: SessionKey) -> Any:
         return find_actor(self._namespace, self._layout.actor_name(self._store_id, self._layout.index_of(key)))
@@ -280,7 +280,7 @@ class _NewestHosts:
         try:
             name = layout.actor_name(self._store_id, layout.index_of(key))
             actor: Any = await asyncio.to_thread(ray.get_actor, name, namespace=self._namespace)
-            answer = pickle.loads(await reached(actor, actor.call.remote(verbs.warm().to(SessionRef(key)).pickled())))
+            answer = unpacked(await reached(actor, actor.call.remote(verbs.warm().to(SessionRef(key)).pickled())))
         except (RayActorError, NoProcessError, ValueError) as error:
             raise SessionLostError(key.session_id, "the host of the newest layout cannot be reached") from error
         if isinstance(answer, Refused):

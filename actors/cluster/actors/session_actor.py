@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import threading
 import warnings
 from concurrent.futures import Future
@@ -24,6 +23,7 @@ from turnwise.actors.cluster.actors.switched_engines import drop_overrides, find
 from turnwise.actors.cluster.calls.local_calls import listen
 from turnwise.actors.hosting.gc_tuning import collect_rarely
 from turnwise.memory.background import retry
+from turnwise.memory.values.wire_version import unpacked_settings
 
 if TYPE_CHECKING:
     from turnwise.actors.cluster.actor_spec import ActorSpec
@@ -154,7 +154,7 @@ class SessionActor:
 
         collect_rarely()
         assignment, namespace = self._assignment, self._assignment.namespace
-        spec: ActorSpec = pickle.loads(read_settings(self._settings))
+        spec: ActorSpec = unpacked_settings(read_settings(self._settings))
         place, runtime = spec.place, RayRuntime(namespace)
         overrides, engines = find_overrides(namespace, self._key)
         resources = WorkerResources(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -13,7 +12,7 @@ from turnwise.actors.hosting.memory.batcher import Batcher
 from turnwise.actors.hosting.wire import GaveUp, Refused
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.text_model import EngineModel
-from turnwise.errors import LongTermMemoryError, TurnwiseError
+from turnwise.errors import LongTermMemoryError, TurnwiseError, WireVersionError
 from turnwise.memory.background import log_failure, putting_off_after
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.growing_pauses import GrowingPauses
@@ -41,6 +40,7 @@ from turnwise.memory.longterm.retention.deletion import Erasure, erase
 from turnwise.memory.longterm.retention.retention import Sweeping
 from turnwise.memory.longterm.text_model import TextModel
 from turnwise.memory.stores.base import Page
+from turnwise.memory.values.wire_version import packed, unpacked
 
 PATIENCE_S = 0.1
 """How long recalls hold up those that come after them, in seconds: to read all that a user has may take ten."""
@@ -128,7 +128,10 @@ class MemoryHost:
         A request may say for how many seconds its caller waits. It is cancelled then, what it does on threads ends, and
         the answer is `GaveUp`.
         """
-        verb, args, kwargs, *waits = pickle.loads(request)
+        try:
+            verb, args, kwargs, *waits = unpacked(request)
+        except WireVersionError as error:
+            return packed((Refused(error), []))
         waits_s: float | None = waits[0] if waits else None
         limit, spent = asyncio.timeout(waits_s), list[tuple[Usage, str | None]]()
         try:
@@ -143,7 +146,7 @@ class MemoryHost:
         except Exception as error:  # noqa: BLE001 - whatever a memory raises, its caller has to know
             reason = f"{type(error).__name__}: {error}"
             answer = GaveUp() if limit.expired() else Refused(LongTermMemoryError(reason))
-        return pickle.dumps((answer, spent), pickle.HIGHEST_PROTOCOL)
+        return packed((answer, spent))
 
     async def do_warm(self) -> None:
         await asyncio.gather(self._memory(), asyncio.to_thread(frequency.load))

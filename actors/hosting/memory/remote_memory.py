@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -30,6 +29,7 @@ from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.model_usage import bill_model_usage
 from turnwise.memory.longterm.retention.deletion import Erasure
 from turnwise.memory.stores.base import Page
+from turnwise.memory.values.wire_version import packed, unpacked
 from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.strategy import OverflowStrategy
 from turnwise.strategies.summarize import Summarize
@@ -163,7 +163,7 @@ class RemoteMemory:
 
     def warm(self) -> None:
         """Let its process start and the memory be opened, without waiting for it."""
-        self.process.warm(pickle.dumps(("warm", (), {})))
+        self.process.warm(packed(("warm", (), {})))
 
     async def close(self) -> None:
         """Do nothing: the process serves others too."""
@@ -174,9 +174,9 @@ class RemoteMemory:
         is_recall = verb in _RECALLS
         waits_s = self._recall_s if is_recall else self._deadline_s
         until = (waits_s,) if verb in _GIVEN_UP else ()
-        request = pickle.dumps((verb, args, kwargs, *until), pickle.HIGHEST_PROTOCOL)
+        request = packed((verb, args, kwargs, *until))
         try:
-            answer, spent = pickle.loads(await self._bounded(request, waits_s, is_recall))
+            answer, spent = unpacked(await self._bounded(request, waits_s, is_recall))
             for usage, model in spent:
                 bill_model_usage(usage, model)
             if isinstance(answer, GaveUp):  # a busy caller may notice the end of its own time last

@@ -10,7 +10,8 @@ import numpy as np
 import sqlalchemy as sa
 
 from turnwise.memory.longterm.index.vectors import check_dimensions
-from turnwise.memory.stores.sql.database import Schema, SQLDatabase, insert_into
+from turnwise.memory.stores.sql.database import SQLDatabase, insert_into
+from turnwise.memory.stores.sql.schema_version import Schema
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -46,6 +46,7 @@ class SQLItems(SecureDeleteDatabase):
         space: stores with different spaces in one database do not see each other's items.
         lock_timeout_s: how long to wait for another process's transaction on SQLite before a StoreError, in seconds.
         connections: the most connections to PostgreSQL at once.
+        make_schema: whether missing tables are made and old ones migrated, if the role may; see `SQLDatabase`.
 
     Raises:
         StoreURLError: the URL is not of a database that can be used here.
@@ -54,8 +55,16 @@ class SQLItems(SecureDeleteDatabase):
 
     schema = SCHEMA
 
-    def __init__(self, url: str, *, space: str = SPACE, lock_timeout_s: float = 30.0, connections: int = 4) -> None:
-        super().__init__(url, lock_timeout_s=lock_timeout_s, connections=connections)
+    def __init__(
+        self,
+        url: str,
+        *,
+        space: str = SPACE,
+        lock_timeout_s: float = 30.0,
+        connections: int = 4,
+        make_schema: bool = True,
+    ) -> None:
+        super().__init__(url, lock_timeout_s=lock_timeout_s, connections=connections, make_schema=make_schema)
         self._space = checked_space(space)
         self._revision_connection: Any = None
         """The driver's connection of `revisions`, which waits for no lock; opened by the first `load`."""

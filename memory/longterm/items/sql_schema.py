@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from turnwise.memory.stores.sql.database import WHERE, Schema
+from turnwise.memory.stores.sql.schema_version import WHERE, Schema
 
 tables = sa.MetaData()
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from turnwise.errors import InvalidInputError, SessionFencedError
+from turnwise.errors import InvalidInputError, SessionFencedError, SessionNotFoundError
 from turnwise.memory.conversation.runs import RunState
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
+from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.stores.base import NO_CALLER, Page, SessionOrder, SessionStore
-from turnwise.memory.stores.conformance.fixtures import IDS, Owner, a_run, a_session, a_turn, an_event, own
+from turnwise.memory.stores.base import NO_CALLER, Page, SessionOrder, SessionStore, UnchangedDeletion
+from turnwise.memory.stores.conformance.fixtures import IDS, Owner, a_run, a_session, a_turn, an_event, held, own
 from turnwise.memory.stores.conformance.laws import Law, collector, equal, refuses
 from turnwise.memory.values.frozen_json import freeze
 
@@ -360,3 +362,46 @@ async def check_expired_sessions_are_listed(store: SessionStore) -> None:
     await store.delete(SessionKey("b"))
     await check(110.0, "never", "at once")
     await check(115.0, "z", "never", "at once")
+
+
+@_law
+async def check_sessions_that_nobody_uses_are_deleted_together(store: SessionStore) -> None:
+    """Of those that were read, all but used, busy and calling ones, and agents, go with what is theirs alone."""
+    if not isinstance(store, UnchangedDeletion):
+        return
+    owners = {name: await own(store, name) for name in ("plain", "forked", "used", "taken", "busy", "caller")}
+    first = {name: Span(owner.session.log, 0, 1) for name, owner in owners.items()}
+    for name, owner in owners.items():
+        await owner.commit(f"text of {name}", turns=[a_turn(0, output=(first[name],))], events=[an_event(1)])
+    shared = first["forked"]
+    await store.create(a_session("fork"), a_turn(0, prompt=(shared,)))
+    await owners["busy"].commit(turns=[a_turn(1, status="running")], new_run=a_run("r", 1))
+    await store.create(a_session("agent", called_by="caller"))
+    stored = [await store.get(SessionKey(name)) for name in (*owners, "agent")]
+    await owners["used"].commit(events=[an_event(2)])
+    await store.activate(SessionKey("taken"))
+    gone = [SessionKey("plain"), SessionKey("forked")]
+    equal(sorted(await store.delete_unchanged(stored)), sorted(gone), "the sessions that nobody uses")
+    for key in gone:
+        await refuses(SessionNotFoundError, store.get(key), f"reading {key}")
+    equal(await store.count(), len(stored) - len(gone) + 1, "sessions that stay")
+    equal(await held(store, shared), ["text of forked"], "the block that a fork uses")
+    equal(await held(store, first["plain"]), ["missing"], "the block that none uses")
+    equal([event.seq for event in await store.events(SessionKey("used"))], [1, 2], "events of one that stays")
+    equal(await store.delete_unchanged(stored), [], "what is deleted again")
+    equal(await store.delete_unchanged([]), [], "what is deleted of none")
+
+
+@_law
+async def check_many_deletions_at_once_are_each_done_or_refused(store: SessionStore) -> None:
+    """A missing and a fenced session do not keep the others, and each tells how many turns it had."""
+    owners = [await own(store, f"s{number}") for number in range(6)]
+    for number, owner in enumerate(owners):
+        await owner.commit(turns=[a_turn(index) for index in range(number)])
+    deletions = [store.delete(owner.session.key, epoch=1) for owner in owners[:5]]
+    fenced, missing = store.delete(owners[5].session.key, epoch=7), store.delete(SessionKey("missing"))
+    outcomes = await asyncio.gather(*deletions, fenced, missing, return_exceptions=True)
+    equal(outcomes[:5], [0, 1, 2, 3, 4], "turns that each had")
+    kinds = [type(outcome) for outcome in outcomes[5:]]
+    equal(kinds, [SessionFencedError, SessionNotFoundError], "the errors of the others")
+    equal(await store.count(), 1, "sessions that stay")

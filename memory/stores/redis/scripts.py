@@ -3,7 +3,7 @@
 All keys begin with one hash tag, so that they are on one node of a cluster. The scripts build most key names from the
 numbers of sessions; only the hash tag is declared in KEYS.
 
-    meta       hash    version
+    meta       hash    version, and of a later version writable_from
     ids        hash    JSON of a session's id and user -> number
     runs       hash    run id -> number of its session
     ledgers    sorted  names of all ledgers: numbers of sessions, places of users, and `nobody`
@@ -62,7 +62,7 @@ from turnwise.memory.stores.redis.database import MISFIT
 from turnwise.memory.stores.redis.file_scripts import FILES
 
 VERSION = "1"
-"""The version of the key layout."""
+"""The version of the key layout. A later one also has `writable_from` there, the oldest whose code may use it."""
 
 COMMON = (
     f"local VERSION = '{VERSION}'\n{MISFIT}"
@@ -354,7 +354,13 @@ local function store_counters(counts, counters)
 end
 
 local found_version = redis.call('HGET', meta, 'version')
-if found_version and found_version ~= VERSION then return {'version', found_version} end
+if found_version and found_version ~= VERSION then
+  local writable_from = redis.call('HGET', meta, 'writable_from') or found_version
+  local found, oldest, own = tonumber(found_version), tonumber(writable_from), tonumber(VERSION)
+  if not (found and oldest and oldest <= own and own < found) then
+    return {'version', found_version, writable_from}
+  end
+end
 """ + FILES
 )
 """The code at the beginning of each script."""

@@ -565,7 +565,12 @@ class RedisStore(RedisDatabase):
 
     def _error(self, word: str, values: list[str], session_id: str, epoch: int | None) -> TurnwiseError:
         errors: dict[str, Callable[[], TurnwiseError]] = {
-            "version": lambda: SchemaVersionError(self._name, values[0], int(VERSION)),
+            "version": lambda: SchemaVersionError(
+                self._name,
+                values[0],
+                int(VERSION),
+                f"use a turnwise with schema version {values[1]} or later",
+            ),
             "corrupt": lambda: CorruptRecordError(*values),
             "gone": lambda: CorruptRecordError(f"block {values[0]}:{values[1]}", "missing"),
             "duplicate": lambda: DuplicateKeyError(session_id, values[0]),

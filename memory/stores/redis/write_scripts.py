@@ -31,7 +31,7 @@ for _, part in ipairs({':turns', ':open'}) do sets[#sets + 1] = key(number, part
 local wrong = wrong_key(hashes, sets) or wrong_files(user, source, owner)
 if wrong then return wrong end
 
-redis.call('HSET', meta, 'version', VERSION)
+redis.call('HSETNX', meta, 'version', VERSION)
 redis.call('HSET', ids, session, number)
 local logs = {}
 for _, span in ipairs(borrowed) do

@@ -6,16 +6,23 @@ import asyncio
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from turnwise.errors import CorruptRecordError, SchemaVersionError, StoreClosedError, StoreError, StoreURLError
+from turnwise.errors import (
+    ConfigError,
+    CorruptRecordError,
+    SchemaMissingError,
+    SchemaVersionError,
+    StoreClosedError,
+    StoreError,
+    StoreURLError,
+)
 from turnwise.memory.stores.sql.connection_room import ConnectionRoom
 from turnwise.memory.stores.sql.error_hints import (
     NO_ROOM,
@@ -24,6 +31,18 @@ from turnwise.memory.stores.sql.error_hints import (
     lacks_tables,
     remedy,
     without_text,
+)
+from turnwise.memory.stores.sql.schema_version import (
+    META,
+    Schema,
+    StoredVersion,
+    bring_up,
+    check_fits,
+    is_breaking,
+    is_older,
+    names_of,
+    statements_of,
+    stored_version,
 )
 from turnwise.memory.stores.sql.sqlite_file import SQLiteFile, begin_writing, path_of
 from turnwise.memory.stores.sql.sqlite_owner import SQLiteOwner
@@ -41,34 +60,16 @@ CHECKPOINT_COMMITS = 100
 MAX_LOCK_TIMEOUT_S = 1e6
 """The longest `lock_timeout_s`: servers count timeouts in milliseconds, in 32 bits, and twice as long for some."""
 
+SCHEMA_LOCK = 0x7475726E
+"""The first number of the advisory locks of schemas on PostgreSQL."""
+
+UNUSED_MS = 2_000
+"""How long a migration waits until no program has the tables open that could not write them then, in milliseconds."""
+
+INSUFFICIENT_PRIVILEGE, LOCK_NOT_AVAILABLE = "42501", "55P03"
+
 MAX_CONNECTIONS = 10_000
 """The most connections of one store, each with a thread: a server has not many more."""
-
-WHERE = "where"
-"""The key for a partial index's predicate in its `info`. Dialect options would make SQLAlchemy load each dialect."""
-
-BY_KEY = "by_key"
-"""The key in a table's `info`, if its rows are few or small: SQLite then keeps them in their key's index alone."""
-
-_meta = sa.Table(
-    "turnwise_meta",
-    sa.MetaData(),
-    sa.Column("name", sa.Text, primary_key=True),
-    sa.Column("value", sa.Text, nullable=False),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Schema:
-    """The tables of one kind of store. Stores of several kinds may share a database."""
-
-    name: str
-    """The name of the row in `turnwise_meta` that has the version."""
-    version: int
-    """The version of the tables. Increase it with every change to the tables."""
-    tables: sa.MetaData
-    migrations: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    """By version: the statements that migrate its tables to the next version, in SQL for both SQLite and PostgreSQL."""
 
 
 class SQLDatabase(Shared):
@@ -91,6 +92,8 @@ class SQLDatabase(Shared):
         schema: the tables.
         lock_timeout_s: how long to wait for another transaction before a StoreError, in seconds.
         connections: the maximum number of connections to PostgreSQL at once.
+        make_schema: whether missing tables are made and old ones migrated at first use, if the role may. If not, that
+            takes `turnwise migrate`.
 
     Raises:
         StoreURLError: the URL names no database that can be used here.
@@ -98,11 +101,14 @@ class SQLDatabase(Shared):
             to 10,000.
     """
 
-    def __init__(self, url: str, schema: Schema, *, lock_timeout_s: float, connections: int) -> None:
+    def __init__(
+        self, url: str, schema: Schema, *, lock_timeout_s: float, connections: int, make_schema: bool = True
+    ) -> None:
         self._name = shown_url(url)
         check_seconds("lock_timeout_s", lock_timeout_s, may_be_0=False, most=MAX_LOCK_TIMEOUT_S)
         check_whole_number("connections", connections, 1, MAX_CONNECTIONS)
         self._schema = schema
+        self._makes_schema = make_schema
         parsed = _parse_url(url, self._name)
         self._url = parsed
         sqlite = parsed.get_backend_name() == "sqlite"
@@ -127,7 +133,7 @@ class SQLDatabase(Shared):
         self._shared_by: StoreOwner | None = None
         self._owner: SQLiteOwner | None = None
         if not sqlite:
-            _limit_waits(self._engine, lock_timeout_s, self._called)
+            _limit_waits(self._engine, lock_timeout_s, self._called, self._enter)
         self._lock_timeout_s = lock_timeout_s
         self._reader = self._engine.execution_options(turnwise_read=True)
         self._snapshots = self._reader if sqlite else self._engine.execution_options(isolation_level="REPEATABLE READ")
@@ -208,10 +214,10 @@ class SQLDatabase(Shared):
 
     async def _probe(self, size: int) -> None:
         """Commit a row of so many bytes, and delete it; raises as `_write` does."""
-        row = _meta.c.name == (name := f"probe-{new_id()}")
+        row = META.c.name == (name := f"probe-{new_id()}")
         text = secrets.token_hex(size // 2)  # which cannot be compressed to less than half
-        await self._write(lambda connection: connection.execute(sa.insert(_meta).values(name=name, value=text)))
-        await self._write(lambda connection: connection.execute(sa.delete(_meta).where(row)))
+        await self._write(lambda connection: connection.execute(sa.insert(META).values(name=name, value=text)))
+        await self._write(lambda connection: connection.execute(sa.delete(META).where(row)))
 
     def _locked_note(self, connection: sa.Connection, name: str, initial: str) -> str:
         """Return a note of the whole database, which no other transaction can read so or change until the end of this.
@@ -219,22 +225,22 @@ class SQLDatabase(Shared):
         Args:
             initial: the note as it is first.
         """
-        note = sa.select(_meta.c.value).where(_meta.c.name == name).with_for_update()
+        note = sa.select(META.c.value).where(META.c.name == name).with_for_update()
         connection.execute(
-            insert_into(_meta, self._engine.dialect).values(name=name, value=initial).on_conflict_do_nothing()
+            insert_into(META, self._engine.dialect).values(name=name, value=initial).on_conflict_do_nothing()
         )
         return str(connection.execute(note).scalar_one())
 
     @staticmethod
     def _noted(connection: sa.Connection, name: str, initial: str) -> str:
         """Return a note as it is now."""
-        note = connection.scalar(sa.select(_meta.c.value).where(_meta.c.name == name))
+        note = connection.scalar(sa.select(META.c.value).where(META.c.name == name))
         return initial if note is None else str(note)
 
     @staticmethod
     def _note(connection: sa.Connection, name: str, value: str) -> None:
         """Change a note that was locked."""
-        connection.execute(sa.update(_meta).where(_meta.c.name == name).values(value=value))
+        connection.execute(sa.update(META).where(META.c.name == name).values(value=value))
 
     def _is_duplicate(self, error: StoreError) -> bool:
         """Return whether the database refused a row because a row with its key exists."""
@@ -419,53 +425,170 @@ class SQLDatabase(Shared):
 
     # The schema
 
+    async def migrate(self) -> StoredVersion | None:
+        """Make the tables, or bring them up, whatever `make_schema` says; return their version before, None if none.
+
+        One of several programs that do so at once does it, and the others find it done. Programs of an earlier version
+        may use the database meanwhile if the schema says that they may write it then, and not otherwise.
+
+        Raises:
+            SchemaVersionError: they cannot be brought up: they are of a later version that this code may not write, no
+                migration leads from theirs, or programs that could not write them afterwards have them open.
+            SchemaMissingError: the role may not make tables.
+            StoreError: the database cannot be reached, or the role may not change the tables; nothing was changed.
+        """
+
+        def work() -> StoredVersion | None:
+            with self._translated():
+                if self._file:
+                    self._file.check()
+                stored = self._stored()
+                if stored is None or is_older(self._schema, stored):
+                    self._bring_up()
+                else:
+                    check_fits(self._schema, stored, self._name, reads_only=False)
+                return stored
+
+        return await self._on_own_thread(work)
+
+    async def schema_state(self) -> tuple[StoredVersion | None, list[str]]:
+        """Return the version of the tables, None if there are none, and the SQL that `migrate` would carry out."""
+
+        def work() -> tuple[StoredVersion | None, list[str]]:
+            with self._translated():
+                stored = self._stored()
+                return stored, statements_of(self._schema, stored, self._engine.dialect)
+
+        return await self._on_own_thread(work)
+
+    async def grant(self, role: str) -> None:
+        """Let a role of PostgreSQL read and write all tables of turnwise in this schema of the database, and no more.
+
+        Raises:
+            ConfigError: the store is a SQLite file, which has no roles.
+            StoreError: there is no such role, or this one may not grant it.
+        """
+        if self.is_local:
+            raise ConfigError("grant", role, "a SQLite file has no roles: its mode says who may write it")
+
+        def work(connection: sa.Connection) -> None:
+            quoted = self._engine.dialect.identifier_preparer.quote
+            schema = quoted(connection.scalar(sa.text("SELECT current_schema()")))
+            connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {schema} TO {quoted(role)}")
+            for name in sa.inspect(connection).get_table_names():
+                if name.startswith("turnwise_"):
+                    rights = "SELECT, INSERT, UPDATE, DELETE"
+                    connection.exec_driver_sql(f"GRANT {rights} ON {schema}.{quoted(name)} TO {quoted(role)}")
+
+        await self._write(work)
+
+    @property
+    def schema_version(self) -> int:
+        """The version of the tables that this code writes."""
+        return self._schema.version
+
+    async def _on_own_thread(self, work: Callable[[], Result]) -> Result:
+        if self._closed:
+            raise StoreClosedError(self._name)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
     def _prepare(self) -> None:
-        """Create missing tables, migrate old ones, and refuse tables of an unknown version."""
+        """Make missing tables, migrate old ones, and refuse those that this code may not use."""
+        stored = self._stored()
+        if stored is None or is_older(self._schema, stored):
+            if self._is_read_only or not self._makes_schema:
+                raise self._not_made(stored, "it may not be made here (read_only=True or make_schema=False)")
+            stored = self._bring_up()
+        check_fits(self._schema, stored, self._name, reads_only=self._is_read_only)
+        self._ready = True
+
+    def _stored(self) -> StoredVersion | None:
         with transaction(self._reader) as connection:
             if self._file:
                 self._file.remember(connection)
-            exists = sa.inspect(connection).has_table(_meta.name)
-            version = self._version(connection) if exists else None
-        if version is None or version in map(str, self._schema.migrations):
-            if self._is_read_only:
-                state = "do not exist" if version is None else f"have version {version}"
-                reason = f"its tables {state}: open it once without read_only=True, which creates or migrates them"
-                raise StoreError(f"store {self._name}: {reason}")
+            return stored_version(connection, self._schema, self._name)
+
+    def _not_made(self, stored: StoredVersion | None, why: str) -> StoreError:
+        if stored is None:
+            return SchemaMissingError(self._name, why)
+        remedy = f"{why}: run `turnwise migrate` on it, as a role that may change its tables"
+        return SchemaVersionError(self._name, str(stored.version), self._schema.version, remedy)
+
+    def _bring_up(self) -> StoredVersion:
+        """Make or migrate the tables, unless another program has done so meanwhile; return their version then."""
+        stored = None
+        try:
             with transaction(self._engine) as connection:
                 self._lock(connection)
                 driver: Any = connection.connection.dbapi_connection
                 with nullcontext() if self._file else driver.unhurried():  # a migration has no time limit
-                    version = self._update(connection)
-        if version != str(self._schema.version):
-            raise SchemaVersionError(self._name, version, self._schema.version)
-        self._ready = True
+                    META.create(connection, checkfirst=True)
+                    stored = stored_version(connection, self._schema, self._name)  # another may have migrated meanwhile
+                    return self._bring_up_in(connection, stored)
+        except exc.ProgrammingError as error:
+            if getattr(error.orig, "sqlstate", None) != INSUFFICIENT_PRIVILEGE:
+                raise
+            raise self._not_made(stored, f"its role may not make it ({without_text(error.orig)})") from error
 
-    def _update(self, connection: sa.Connection) -> str:
-        """Create or migrate the tables as far as possible; return the version that they have then."""
-        _meta.create(connection, checkfirst=True)
-        version = self._version(connection)  # read again: another process may have migrated meanwhile
-        if version is None:
-            if not self._schema.tables.tables.keys().isdisjoint(sa.inspect(connection).get_table_names()):
-                reason = "the row is missing although the tables exist"
-                raise CorruptRecordError(f"{self._schema.name} of {self._name}", reason)
-            for index in (index for table in self._schema.tables.tables.values() for index in table.indexes):
-                if WHERE in index.info:
-                    index.kwargs[f"{connection.dialect.name}_where"] = index.info[WHERE]
-            for table in self._schema.tables.tables.values():
-                if table.info.get(BY_KEY) and self.is_local:
-                    table.kwargs["sqlite_with_rowid"] = False
-            self._schema.tables.create_all(connection)
-            version = str(self._schema.version)
-            connection.execute(sa.insert(_meta).values(name=self._schema.name, value=version))
-        while version.isdecimal() and (statements := self._schema.migrations.get(int(version))):
-            for statement in statements:
-                connection.exec_driver_sql(statement)
-            version = str(int(version) + 1)
-            connection.execute(sa.update(_meta).where(_meta.c.name == self._schema.name).values(value=version))
-        return version
+    def _bring_up_in(self, connection: sa.Connection, stored: StoredVersion | None) -> StoredVersion:
+        schema = self._schema
+        if stored is None:
+            if not schema.tables.tables.keys().isdisjoint(sa.inspect(connection).get_table_names()):
+                raise CorruptRecordError(
+                    f"{schema.name} of {self._name}", "the row is missing although the tables exist"
+                )
+        elif not self._file and is_breaking(schema, stored):
+            self._check_unused(connection, stored)
+        bring_up(connection, schema, stored)
+        return schema.stored
 
-    def _version(self, connection: sa.Connection) -> str | None:
-        return connection.scalar(sa.select(_meta.c.value).where(_meta.c.name == self._schema.name))
+    def _check_unused(self, connection: sa.Connection, stored: StoredVersion) -> None:
+        """Take the tables' lock, which programs share that have them open, for this transaction.
+
+        Who connects meanwhile waits until the tables are migrated. Who was about to leave gets a moment for it.
+        """
+        keys = {"store": SCHEMA_LOCK, "schema": self._schema.lock_key}
+        try:
+            with connection.begin_nested():
+                own = connection.scalar(sa.text("SELECT current_setting('lock_timeout')"))
+                connection.execute(sa.text(f"SET LOCAL lock_timeout = {UNUSED_MS}"))
+                connection.execute(sa.text("SELECT pg_advisory_xact_lock(:store, :schema)"), keys)
+                connection.execute(sa.select(sa.func.set_config("lock_timeout", own, True)))
+                return
+        except exc.OperationalError as error:
+            if getattr(error.orig, "sqlstate", None) != LOCK_NOT_AVAILABLE:
+                raise
+        select = sa.text(
+            "SELECT DISTINCT coalesce(application_name, 'unknown') FROM pg_catalog.pg_locks"
+            " JOIN pg_catalog.pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND classid = :store"
+            " AND objid = CAST(CAST(:schema AS bigint) & 4294967295 AS oid) AND pg_locks.pid <> pg_backend_pid()"
+        )
+        names = ", ".join(sorted(connection.scalars(select, keys))) or "unknown"
+        remedy = f"programs that could not write it afterwards have it open ({names}): stop them, then migrate it"
+        raise SchemaVersionError(self._name, str(stored.version), self._schema.version, remedy)
+
+    def _enter(self, connection: Any) -> None:
+        """Let a new connection to a server share the lock of the schema, for its life, if this code may use the tables.
+
+        So no migration takes the tables from a program that uses them, and none of an older version comes back to
+        tables that it may no longer use. A connection that finds no or older tables shares it only after the
+        transaction that makes them.
+        """
+        keys = (SCHEMA_LOCK, self._schema.lock_key)
+        lock = "SELECT pg_advisory_lock_shared(%s, %s), to_regclass(%s) IS NOT NULL"
+        (_, exists) = connection.execute(lock, (*keys, META.name)).fetchone()
+        stored = None
+        if exists:
+            select = "SELECT name, value FROM turnwise_meta WHERE name = ANY(%s)"
+            rows = dict(connection.execute(select, (names_of(self._schema),)).fetchall())
+            stored = StoredVersion.of_rows(self._schema, rows, self._name)
+        connection.shares_schema = stored is not None and stored.version >= self._schema.version
+        if not connection.shares_schema:
+            connection.execute("SELECT pg_advisory_unlock_shared(%s, %s)", keys)
+        if self._ready and stored is not None:
+            self._ready = stored.version >= self._schema.version
+            check_fits(self._schema, stored, self._name, reads_only=self._is_read_only)
+        connection.commit()
 
 
 @contextmanager
@@ -514,9 +637,23 @@ def _parse_url(url: str, name: str) -> sa.URL:
     return parsed.set(drivername="postgresql+psycopg") if parsed.drivername == "postgresql" else parsed
 
 
-def _limit_waits(engine: sa.Engine, timeout_s: float, called: Callable[[], str]) -> None:
+def _limit_waits(engine: sa.Engine, timeout_s: float, called: Callable[[], str], enter: Callable[[Any], None]) -> None:
     from turnwise.memory.stores.sql.postgres_connection import PostgresConnection  # needs a driver
 
     @sa.event.listens_for(engine, "do_connect")
     def connect(_: object, __: object, args: list[Any], settings: dict[str, Any]) -> PostgresConnection:
-        return PostgresConnection.open(timeout_s, *args, **{"application_name": called(), **settings})
+        connection = PostgresConnection.open(timeout_s, *args, **{"application_name": called(), **settings})
+        try:
+            enter(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @sa.event.listens_for(engine, "checkin")
+    def returned(connection: PostgresConnection | None, record: Any) -> None:
+        if connection is not None and not connection.shares_schema:
+            try:
+                enter(connection)
+            except Exception:  # noqa: BLE001 - the next connection meets it, and says so
+                record.invalidate()

@@ -50,7 +50,7 @@ _OF_CONNECTING = {
 _REFUSED = "the database refused it, and nothing was written: its log says more"
 
 _OF_POSTGRES = {
-    "42501": "the role lacks a right that the message names: GRANT it, or connect as the owner of the tables",
+    "42501": "the role lacks a right that the message names: GRANT it (`turnwise migrate --grant`), or be the owner",
     "53100": _ROOM,
     "53300": NO_ROOM,
     "55P03": _AGAIN,

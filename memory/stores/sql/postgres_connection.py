@@ -60,6 +60,8 @@ class PostgresConnection(psycopg.Connection[Any]):
     """How long `wait_briefly` lets a statement wait for a lock, in milliseconds."""
     silence_s: float | None = CONNECT_S
     """How long to wait for each answer, in seconds; None for no limit."""
+    shares_schema = True
+    """Whether it shares the lock of the tables that it uses; see `SQLDatabase`."""
     _ahead = b""
 
     @classmethod

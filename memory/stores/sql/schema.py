@@ -26,7 +26,7 @@ from sqlalchemy import (
 
 from turnwise.memory.conversation.ledger import NUMBERS, LedgerKey
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.stores.sql.database import BY_KEY, WHERE, Schema
+from turnwise.memory.stores.sql.schema_version import BY_KEY, WHERE, Schema
 
 tables = MetaData()
 

@@ -13,7 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from turnwise.errors import StoreError
-from turnwise.memory.stores.sql.database import Schema, SQLDatabase
+from turnwise.memory.stores.sql.database import SQLDatabase
+from turnwise.memory.stores.sql.schema_version import Schema
 from turnwise.memory.stores.sql.touched_pages import note_pages, notes_pages
 from turnwise.memory.stores.urls import resolve_url
 
@@ -36,11 +37,18 @@ class SecureDeleteDatabase(SQLDatabase):
     schema: Schema
     """The tables of the subclass."""
 
-    def __init__(self, url: str, *, lock_timeout_s: float = 30.0, connections: int = 4) -> None:
+    def __init__(
+        self, url: str, *, lock_timeout_s: float = 30.0, connections: int = 4, make_schema: bool = True
+    ) -> None:
         if isinstance(url, str) and url.startswith("sqlite"):
             url = resolve_url(url)  # absolute, so that a pickle names the same file everywhere
-        super().__init__(url, self.schema, lock_timeout_s=lock_timeout_s, connections=connections)
-        self._settings: dict[str, Any] = {"url": url, "lock_timeout_s": lock_timeout_s, "connections": connections}
+        limits: dict[str, Any] = {
+            "lock_timeout_s": lock_timeout_s,
+            "connections": connections,
+            "make_schema": make_schema,
+        }
+        super().__init__(url, self.schema, **limits)
+        self._settings: dict[str, Any] = {"url": url, **limits}
         self._is_sqlite = self._engine.dialect.name == "sqlite"
         if self._is_sqlite:
             sa.event.listen(self._engine, "connect", _turn_on_secure_delete)

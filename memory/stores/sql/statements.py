@@ -231,12 +231,12 @@ class Statements:
             sa.delete(turns).where(turns.c.session == bind("b_session"), turns.c.idx == bind("b_idx"))
         )
         of_key = turns.c.session == bind("key")
-        open_turn = turns.c.status.in_(_literals(OPEN_STATUSES))
+        open_turn = turns.c.status.in_(literals(OPEN_STATUSES))
         self.head = statement(
             sa.select(turns).where(of_key, ~open_turn).order_by(turns.c.idx.desc()).limit(sa.literal_column("1"))
         )
         with_run = (turns.c.session == runs.c.session) & (turns.c.idx == runs.c.turn_index)
-        open_run = runs.c.state.in_(_literals(OPEN_STATES))  # the same predicate as the index
+        open_run = runs.c.state.in_(literals(OPEN_STATES))  # the same predicate as the index
         self.open_turns = statement(
             sa.union_all(
                 sa.select(turns).where(of_key, turns.c.status == sa.literal_column("'pending'")),
@@ -245,7 +245,7 @@ class Statements:
         )
         self.open_runs = statement(
             sa.select(runs)
-            .where(runs.c.session == bind("key"), runs.c.state.in_(_literals(OPEN_STATES)))
+            .where(runs.c.session == bind("key"), runs.c.state.in_(literals(OPEN_STATES)))
             .order_by(runs.c.turn_index)
         )
         self.insert_run = statement(sa.insert(runs))
@@ -299,7 +299,7 @@ class Statements:
         unsettled = (
             sa.select(runs.c.session)
             .where(
-                runs.c.state.in_(_literals(OPEN_STATES)),  # the same predicate as the index
+                runs.c.state.in_(literals(OPEN_STATES)),  # the same predicate as the index
                 runs.c.state != sa.literal_column("'awaiting_approval'"),
                 runs.c.session > bind("after"),
             )
@@ -496,6 +496,6 @@ def read_page(rows: Any, limit: int) -> tuple[list[Any], bool]:
     return page, False
 
 
-def _literals(values: Iterable[str]) -> list[sa.ColumnElement[str]]:
+def literals(values: Iterable[str]) -> list[sa.ColumnElement[str]]:
     # Literals, not parameters, so that the schema's partial indexes match the statement.
     return [sa.literal_column(f"'{value}'") for value in values]

@@ -28,10 +28,10 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.codec import decoded
 from turnwise.memory.conversation.events import AnyEvent
-from turnwise.memory.conversation.ledger import COLUMNS, NUMBERS, LedgerKey, LedgerQuery, LedgerRow
+from turnwise.memory.conversation.ledger import COLUMNS, NUMBERS, LedgerQuery, LedgerRow
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord, SessionStatus, parent_id
-from turnwise.memory.conversation.spans import Span, Spans, subtract, union
+from turnwise.memory.conversation.spans import Span, Spans, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange, check_delivery
 from turnwise.memory.deliveries.webhooks import WEBHOOK_FIELDS, WebhookRecord
@@ -75,7 +75,7 @@ from turnwise.memory.stores.group_commit import GroupCommit
 from turnwise.memory.stores.search.records import MessageText, TextFilter, TextHit, parse_hit_cursor
 from turnwise.memory.stores.sql import schema
 from turnwise.memory.stores.sql.commits import CommitRows, CommitWriter, attempt
-from turnwise.memory.stores.sql.database import insert_into
+from turnwise.memory.stores.sql.deletion import Deleting, Deletion, rename_in_ledger
 from turnwise.memory.stores.sql.files import FileTables
 from turnwise.memory.stores.sql.rows import (
     changed_delivery_row,
@@ -94,7 +94,7 @@ from turnwise.memory.stores.sql.rows import (
     turn_row,
 )
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
-from turnwise.memory.stores.sql.statements import Statement, read_first, read_page, statements_of, summed
+from turnwise.memory.stores.sql.statements import Statement, read_first, read_page, statements_of
 from turnwise.memory.stores.sql.texts import text_index
 from turnwise.memory.values.corrupt_records import UNDECODABLE
 from turnwise.memory.values.ids import check_names, new_key
@@ -103,7 +103,7 @@ from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES
 
 Result = TypeVar("Result")
 
-Item = TypeVar("Item", "CommitRows", "_Job")
+Item = TypeVar("Item", "CommitRows", "_Job", Deletion)
 
 Select = Callable[[sa.Connection, dict[str, Any]], Any]
 """Returns the rows of a statement with these values, to be closed."""
@@ -164,6 +164,7 @@ class SQLStore(SecureDeleteDatabase):
         lock_timeout_s: how long to wait for another's transaction before a StoreError; see `SQLDatabase` for what else
             it bounds.
         connections: the maximum number of connections to PostgreSQL at once.
+        make_schema: whether missing tables are made and old ones migrated, if the role may; see `SQLDatabase`.
 
     Raises:
         StoreURLError: the URL names no database that can be used here.
@@ -171,13 +172,17 @@ class SQLStore(SecureDeleteDatabase):
 
     schema = schema.SCHEMA
 
-    def __init__(self, url: str, *, lock_timeout_s: float = 30.0, connections: int = 4) -> None:
-        super().__init__(url, lock_timeout_s=lock_timeout_s, connections=connections)
+    def __init__(
+        self, url: str, *, lock_timeout_s: float = 30.0, connections: int = 4, make_schema: bool = True
+    ) -> None:
+        super().__init__(url, lock_timeout_s=lock_timeout_s, connections=connections, make_schema=make_schema)
         self._sql = statements_of(self._engine.dialect)
         self._texts = text_index(self._engine.dialect)
         self._files = FileTables()
         self._commits = CommitWriter(self._sql, self._engine.dialect, self._texts, lock_timeout_s)
         self._group = GroupCommit[CommitRows](self._threads, self._commit_group)
+        self._deleting = Deleting(self._engine.dialect, self._texts, self._files)
+        self._deletion_group = GroupCommit[Deletion](self._threads, self._delete_group)
         self._verb_group = GroupCommit[_Job](self._threads, self._do_jobs)
 
     async def create(
@@ -483,20 +488,9 @@ class SQLStore(SecureDeleteDatabase):
             counters = sa.delete(schema.counters).where(schema.counters.c.user_id == user_id)
             count = connection.execute(counters).rowcount
             own = schema.ledger.c.user_id == user_id
-            return count + self._rename_in_ledger(connection, own, user_id="", session_id="")
+            return count + rename_in_ledger(connection, own, user_id="", session_id="")
 
         await self._erase(forget)
-
-    def _rename_in_ledger(self, connection: sa.Connection, rows: sa.ColumnElement[bool], **names: str) -> int:
-        """Give rows of the ledger other names, and add them to those with these names; return how many they were."""
-        table = schema.ledger
-        keys = [sa.literal(names[key]).label(key) if key in names else table.c[key] for key in LedgerKey._fields]
-        kept = [table.c[key] for key in LedgerKey._fields if key not in names]
-        sums = [sa.cast(sa.func.sum(table.c[name]), sa.BigInteger).label(name) for name in NUMBERS]
-        renamed = sa.select(*keys, *sums).where(rows).group_by(*kept)
-        insert = insert_into(table, connection.dialect).from_select([*LedgerKey._fields, *NUMBERS], renamed)
-        connection.execute(summed(insert))
-        return connection.execute(sa.delete(table).where(rows)).rowcount
 
     async def unsettled(self, *, cursor: str | None = None, limit: int = 1000) -> Page[SessionKey]:
         rows, more = await self._in_order(self._sql.unsettled, cursor, limit)
@@ -685,36 +679,47 @@ class SQLStore(SecureDeleteDatabase):
         return await self._read(lambda connection: [user_id for (user_id,) in self._sql.users.rows(connection, page)])
 
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
-        def delete(connection: sa.Connection) -> tuple[int]:
-            self._lock(connection)
-            row = self._sql.session(connection, key._asdict()).one_or_none()
-            if row is None:
-                raise SessionNotFoundError(key.session_id)
-            row_key = row.key
-            if log not in (None, str(row_key)):
-                raise SessionFencedError(key.session_id, epoch)
-            sessions = sa.delete(schema.sessions).where(schema.sessions.c.key == row_key)
-            if epoch is not None:
-                sessions = sessions.where(schema.sessions.c.epoch == epoch)
-            if not connection.execute(sessions).rowcount:
-                raise SessionFencedError(key.session_id, epoch)
-            borrowed = schema.borrowed.c
-            logs = {row_key, *connection.scalars(sa.select(borrowed.log).where(borrowed.session == row_key))}
-            turns = connection.execute(sa.delete(schema.turns).where(schema.turns.c.session == row_key)).rowcount
-            self._texts.drop(_cursor(connection), row_key, key.user_id, None)
-            if row.log_size:  # otherwise it never had a text
-                self._texts.wipe(_cursor(connection), row_key)
-            own = (schema.ledger.c.user_id == key.user_id) & (schema.ledger.c.session_id == key.session_id)
-            self._rename_in_ledger(connection, own, session_id="")
-            for table in (schema.borrowed, schema.runs, schema.events, schema.deliveries, schema.members):
-                connection.execute(sa.delete(table).where(table.c.session == row_key))
-            for log_number in logs:
-                self._release(connection, log_number)
-            self._files.delete(connection, schema.files.c.user_id == key.user_id, session_id=key.session_id)
-            return (turns,)  # which is true, also for none
+        deletion = Deletion(key, epoch, log, time.monotonic())
+        if self.is_local:
+            await self._erase(partial(self._delete_one, deletion=deletion))
+            return deletion.turns
+        if self._closed:
+            raise StoreClosedError(self._name)
+        # All deletions wait for one lock, so those that arrive meanwhile share the next transaction.
+        outcome = await self._deletion_group.do(deletion, key)
+        with self._translated():
+            if outcome is not None:
+                raise outcome
+        return deletion.turns
 
-        ((turns,),) = await self._erase(delete)
-        return turns
+    def _delete_one(self, connection: sa.Connection, deletion: Deletion) -> bool:
+        """Carry out a deletion; raise if it is refused."""
+        self._lock(connection)
+        if refusal := self._deleting.delete(connection, [deletion])[0]:
+            raise refusal
+        return True
+
+    def _delete_group(self, deletions: Sequence[Deletion]) -> Sequence[Exception | None]:
+        late: list[Exception | None] = [self._late(deletion.since) for deletion in deletions]
+        if not (in_time := _of_time(deletions, late)):
+            return late
+
+        def work(connection: sa.Connection) -> Sequence[Exception | None]:
+            self._lock(connection)
+            return self._deleting.delete(connection, in_time)
+
+        outcomes = iter(self._checked(lambda: self._connected(self._engine, work)))
+        return [error or next(outcomes) for error in late]
+
+    async def delete_unchanged(self, sessions: Sequence[SessionRecord]) -> list[SessionKey]:
+        """See `UnchangedDeletion`."""
+
+        def work(connection: sa.Connection) -> list[SessionKey]:
+            self._lock(connection)
+            return self._deleting.delete_unchanged(connection, sessions)
+
+        (deleted,) = await self._erase(work)
+        return deleted
 
     async def reserve_object(self, object_id: str, user_id: str) -> None:
         def reserve(connection: sa.Connection) -> None:
@@ -778,21 +783,6 @@ class SQLStore(SecureDeleteDatabase):
     async def try_writing(self) -> None:
         # On PostgreSQL less: each write stays in its log for a while, and a server that is full refuses any.
         await self._probe(PROBE_BYTES if self.is_local else _PROBE_BYTES_ON_SERVER)
-
-    def _release(self, connection: sa.Connection, log: int) -> None:
-        """Delete the blocks of a deleted session's log that no fork uses."""
-        sessions, borrowed, blocks = schema.sessions.c, schema.borrowed.c, schema.blocks.c
-        if connection.scalar(sa.select(sessions.key).where(sessions.key == log)):
-            return
-        used = connection.execute(sa.select(borrowed.start, borrowed.stop).where(borrowed.log == log))
-        bounds = connection.execute(
-            sa.select(sa.func.min(blocks.at), sa.func.max(blocks.at)).where(blocks.log == log)
-        ).one()
-        if bounds[0] is None:
-            return
-        log_span = Span(str(log), bounds[0], bounds[1] + 1)
-        for _, start, stop in subtract((log_span,), (Span(str(log), *row) for row in used)):
-            connection.execute(sa.delete(schema.blocks).where(blocks.log == log, blocks.at >= start, blocks.at < stop))
 
     def _session(self, connection: sa.Connection, key: SessionKey) -> SessionRecord:
         row = self._sql.session(connection, key._asdict()).one_or_none()

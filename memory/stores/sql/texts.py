@@ -21,7 +21,7 @@ import heapq
 import itertools
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -70,8 +70,11 @@ class TextIndex(Protocol):
     def insert(self, cursor: Any, rows: Sequence[TextRow]) -> None:
         """Insert texts of one or several sessions, whose blocks are stored."""
 
-    def drop(self, cursor: Any, key: int, user_id: str, turns: Sequence[int] | None) -> None:
-        """Delete the texts of these turns of a session; of all if None. Call it before their blocks are deleted."""
+    def drop(self, cursor: Any, key: int, user_id: str, turns: Sequence[int]) -> None:
+        """Delete the texts of these turns of a session. Call it before their blocks are deleted."""
+
+    def drop_sessions(self, cursor: Any, users: Mapping[int, str]) -> None:
+        """Delete the texts of sessions, by their keys with their users. Call it before their blocks are deleted."""
 
     def wipe(self, cursor: Any, key: int) -> None:
         """Remove what `drop` has left of deleted words in the part of the index that a session is in."""
@@ -164,6 +167,10 @@ class SQLiteTexts:
         if newest < indexed:  # SQLite gives the ids above it again
             _set_indexed(cursor, newest)
 
+    def drop_sessions(self, cursor: Any, users: Mapping[int, str]) -> None:
+        for key, user_id in users.items():
+            self.drop(cursor, key, user_id, None)
+
     def wipe(self, cursor: Any, key: int) -> None:
         if (part := _part(key)) in _parts(cursor):
             cursor.execute(f"INSERT INTO {part} ({part}) VALUES ('optimize')")
@@ -228,11 +235,11 @@ class PostgresTexts:
         if rows:
             cursor.executemany(_INSERT_POSTGRES, [(*text.row, text.words) for text in rows])
 
-    def drop(self, cursor: Any, key: int, user_id: str, turns: Sequence[int] | None) -> None:
-        if turns is None:
-            cursor.execute("DELETE FROM turnwise_texts WHERE session = %s", (key,))
-        else:
-            cursor.execute("DELETE FROM turnwise_texts WHERE session = %s AND idx = ANY(%s)", (key, [*turns]))
+    def drop(self, cursor: Any, key: int, user_id: str, turns: Sequence[int]) -> None:
+        cursor.execute("DELETE FROM turnwise_texts WHERE session = %s AND idx = ANY(%s)", (key, [*turns]))
+
+    def drop_sessions(self, cursor: Any, users: Mapping[int, str]) -> None:
+        cursor.execute("DELETE FROM turnwise_texts WHERE session = ANY(%s)", ([*users],))
 
     def wipe(self, cursor: Any, key: int) -> None:
         """Do nothing: PostgreSQL overwrites what was deleted when it vacuums, as with all rows."""

@@ -20,6 +20,7 @@ from turnwise.cli.files import files
 from turnwise.cli.listing import ls, runs, schedules
 from turnwise.cli.mcp import mcp
 from turnwise.cli.memory import memory
+from turnwise.cli.migrate import migrate
 from turnwise.cli.replay.command import replay
 from turnwise.cli.search import marks, search
 from turnwise.cli.serve import serve
@@ -50,6 +51,7 @@ app.add_typer(tenants, name="tenants")
 app.add_typer(memory, name="memory")
 app.command(cls=Command)(tail)
 app.command(cls=Command)(top)
+app.command(cls=Command)(migrate)
 app.command(cls=Command)(doctor)
 app.command()(serve)
 app.command(cls=Command)(console)

@@ -42,6 +42,7 @@ from turnwise.errors import (
     UnknownVerbError,
     WaitTimeoutError,
     WebhookChangedError,
+    WireVersionError,
     shown,
 )
 from turnwise.http.native.models import name_of
@@ -68,6 +69,7 @@ STATUS: Mapping[type[TurnwiseError], int] = {
     StoreError: 503,
     SessionLostError: 503,
     UnknownVerbError: 500,
+    WireVersionError: 503,
     LongTermMemoryError: 503,
     WaitTimeoutError: 504,
     TurnwiseError: 409,

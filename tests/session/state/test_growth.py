@@ -35,6 +35,7 @@ from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.tokens.counter import ByteCounter
+from turnwise.memory.values.wire_version import packed
 from turnwise.strategies.trim import Trim
 from turnwise.testing.schedules import inline
 
@@ -86,9 +87,9 @@ class Cluster:
         return turn
 
     def call(self, actor: Any, request: bytes, reach: Any, **how: Any) -> bytes:
-        packed = pickle.dumps(self.answer(pickle.loads(request)))
+        answer = packed(self.answer(pickle.loads(request)))
         self.meanwhile()
-        return packed
+        return answer
 
     def answer(self, message: Message) -> Any:
         session_id = message.session.session_id

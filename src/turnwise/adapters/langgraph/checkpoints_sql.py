@@ -12,7 +12,8 @@ from sqlalchemy import BigInteger, Column, Index, LargeBinary, MetaData, Primary
 
 from turnwise.adapters.langgraph.checkpoints import Commit, Place, Row, Space
 from turnwise.adapters.langgraph.encoding import Ranges
-from turnwise.memory.stores.sql.database import WHERE, Schema, insert_into
+from turnwise.memory.stores.sql.database import insert_into
+from turnwise.memory.stores.sql.schema_version import WHERE, Schema
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 from turnwise.memory.stores.sql.statements import Statement
 from turnwise.memory.values.ids import new_key

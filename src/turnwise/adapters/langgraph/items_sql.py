@@ -9,7 +9,8 @@ import sqlalchemy as sa
 from sqlalchemy import Column, Double, Index, LargeBinary, MetaData, PrimaryKeyConstraint, Table, Text
 
 from turnwise.adapters.langgraph.items import Batch, ItemKey
-from turnwise.memory.stores.sql.database import WHERE, Schema, insert_into
+from turnwise.memory.stores.sql.database import insert_into
+from turnwise.memory.stores.sql.schema_version import WHERE, Schema
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 
 tables = MetaData()

@@ -18,7 +18,7 @@ import typer
 from turnwise.cli.common import FAILED, STORE, AsJson, sqlite_file, still
 from turnwise.cli.doctor.process_facts import Facts, facts
 from turnwise.cli.output import console, one_line, print_json
-from turnwise.errors import SchemaVersionError, TurnwiseError
+from turnwise.errors import SchemaMissingError, SchemaVersionError, TurnwiseError
 from turnwise.memory.stores.sql.sqlite_owner import lock_holder, running_owner
 
 State = Literal["ok", "warn", "fail", "unknown"]
@@ -233,11 +233,14 @@ async def _read(url: str, shown: str) -> Finding:
                 count = await store.count()
             finally:
                 await store.close()
+    except SchemaMissingError as error:
+        return Finding("store", "warn", str(error), f"turnwise migrate {shown}")
     except SchemaVersionError as error:
-        return Finding("store", "fail", str(error), "upgrade turnwise here: pip install --upgrade turnwise")
+        is_old = error.found.isdecimal() and int(error.found) < error.known
+        do = f"turnwise migrate {shown}" if is_old else "upgrade turnwise here: pip install --upgrade turnwise"
+        return Finding("store", "warn" if is_old else "fail", str(error), do)
     except TurnwiseError as error:
-        is_old = "open it once without read_only" in str(error)
-        return Finding("store", "warn" if is_old else "fail", str(error))
+        return Finding("store", "fail", str(error))
     return Finding("store", "ok", f"{shown}: {_schema(url)}{count:,} session{'s' * (count != 1)}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack
@@ -25,9 +26,10 @@ from turnwise.cli.common import (
     still,
 )
 from turnwise.cli.output import note, print_json, progress, write
-from turnwise.errors import ConfigError, SessionNotFoundError
+from turnwise.errors import ConfigError, SessionNotFoundError, StoreError
 
 if TYPE_CHECKING:
+    from turnwise.memory.archive.expiry import Swept
     from turnwise.memory.conversation.sessions import SessionKey
     from turnwise.memory.event_store.base import HistoryStore
     from turnwise.memory.files.access import FileAccess
@@ -93,11 +95,24 @@ def sweep(
     archive: Annotated[Path | None, typer.Option(help="A folder to which each session is exported first.")] = None,
     history: History = None,
     files: Files = None,
+    every: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=1.0, help="Sweep again and again, with such pauses, until it is ended."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete expired sessions that have no active run. Exits with 1 if one of them cannot be deleted."""
+    if every is not None:
+        run(_sweep_for_ever(store, archive, history, files, every, as_json=as_json))
+        return
     with progress("sweep") as count:
         done = run(_sweep(store, archive, history, files, count))
+    _print_swept(done, as_json=as_json)
+    if done.failed:
+        raise typer.Exit(FAILED)
+
+
+def _print_swept(done: Swept, *, as_json: bool) -> None:
     if as_json:
         outcomes = ("deleted", "archived", "busy", "used")
         sessions = {outcome: [key._asdict() for key in getattr(done, outcome)] for outcome in outcomes}
@@ -107,8 +122,6 @@ def sweep(
             write(f"{name}: {len(getattr(done, name))}")
         for key, reason in done.failed.items():
             note(f"{key.full_name}: {reason}")
-    if done.failed:
-        raise typer.Exit(FAILED)
 
 
 def _counting(write_line: Callable[[str], object], done: Callable[[int], None]) -> Callable[[str], None]:
@@ -179,6 +192,19 @@ async def _sweep(
         store, history = _open(stack, url, history_url)
         files = _files(store, url, files_url)
         return await sweep_store(store, await store.now(), archive, history, count, files=files)
+
+
+async def _sweep_for_ever(
+    url: str, archive: Path | None, history_url: str | None, files_url: str | None, pause_s: float, *, as_json: bool
+) -> None:
+    """Sweep until the process is ended. A store that is away is swept when it is back."""
+    while True:
+        try:
+            _print_swept(await _sweep(url, archive, history_url, files_url, lambda _: None), as_json=as_json)
+            sys.stdout.flush()
+        except StoreError as error:
+            note(str(error))
+        await asyncio.sleep(pause_s)
 
 
 def _files(store: SessionStore, url: str, files_url: str | None) -> FileAccess | None:

@@ -42,6 +42,7 @@ class MarkedMessageShown(Shown):
     id: str
     """The id of the message."""
     session_id: str
+    user_id: str
     turn_index: int
     number: int
     mark: MarkShown

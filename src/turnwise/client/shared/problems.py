@@ -1,0 +1,62 @@
+"""Answers that are errors: `error_of` makes the error again that the service has raised, from its problem."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from turnwise import errors
+from turnwise.errors import (
+    InvalidInputError,
+    ServiceError,
+    TurnwiseError,
+    UnauthorizedError,
+    shown,
+    word_of,
+)
+
+ERRORS: Mapping[str, type[TurnwiseError]] = {
+    word_of(cls): cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, TurnwiseError)
+}
+"""Each error by the word that names it in `error` of a problem."""
+
+UNAUTHORIZED = "unauthorized"
+
+
+def error_of(url: str, status: int, problem: Mapping[str, Any]) -> TurnwiseError:
+    """Return the error of a problem.
+
+    An error that this version does not know, or that lacks a field, is a ServiceError with the problem's detail.
+    """
+    word, detail = str(problem.get("error", "unknown")), str(problem.get("detail", ""))
+    if isinstance(invalid := problem.get("errors"), list):  # the service cannot read the request
+        first: Mapping[str, Any] = invalid[0] if invalid else {}
+        field = ".".join(str(part) for part in first.get("at", ())[1:]) or "request"
+        return InvalidInputError(field, "...", str(first.get("why", detail)))
+    if word == UNAUTHORIZED:
+        return UnauthorizedError(url, status, word, detail)
+    cls = ERRORS.get(word)
+    if cls is None or issubclass(cls, ServiceError):
+        return ServiceError(url, status, word, detail)
+    fields = {name: problem[name] for name in cls.fields if name in problem}
+    if "turn" in cls.fields:
+        fields["turn"] = None  # a problem has none
+    if missing := cls.fields - fields.keys():
+        return ServiceError(url, status, word, f"{detail} (without {', '.join(sorted(missing))})")
+    return cls(*(fields[name] for name in cls.fields))
+
+
+def not_turnwise(url: str, status: int, body: str) -> ServiceError:
+    """Return the error of an answer that is none of turnwise's, such as that of a proxy."""
+    remedy = "it is no answer of turnwise: compare the URL with that of the service, or look at the proxy before it"
+    return ServiceError(url, status, "not_turnwise", f"{shown(body)}; {remedy}")
+
+
+def run_error(word: str) -> type[errors.RunEndedError]:
+    """Return the class by which a run's end is raised; RunFailedError if this version does not know the word."""
+    cls = ERRORS.get(word)
+    is_known = cls is not None and issubclass(cls, errors.RunEndedError) and cls is not errors.RunEndedError
+    return cls if is_known else errors.RunFailedError  # type: ignore[return-value]
+
+

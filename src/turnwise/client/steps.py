@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from turnwise.memory.files.base import FileData, pieces_of
+
+Result = TypeVar("Result")
 
 
 async def sleep(seconds: float) -> None:
     """Wait for some seconds."""
     await asyncio.sleep(seconds)
+
+
+async def in_thread(function: Callable[[], Result]) -> Result:
+    """Return the result of a function that may take long."""
+    return await asyncio.to_thread(function)
 
 
 async def value_of(token: str | Callable[[], Any]) -> str:

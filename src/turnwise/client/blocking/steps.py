@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from turnwise.errors import FileRefusedError, shown
 from turnwise.memory.files.base import PIECE_BYTES, FileData
+
+Result = TypeVar("Result")
 
 
 def sleep(seconds: float) -> None:
     """Wait for some seconds."""
     time.sleep(seconds)
+
+
+def in_thread(function: Callable[[], Result]) -> Result:
+    """Return the result of a function that may take long, in this thread."""
+    return function()
 
 
 def value_of(token: str | Callable[[], Any]) -> str:

@@ -42,7 +42,7 @@ def error_of(url: str, status: int, problem: Mapping[str, Any]) -> TurnwiseError
     fields = {name: problem[name] for name in cls.fields if name in problem}
     if "turn" in cls.fields:
         fields["turn"] = None  # a problem has none
-    if missing := cls.fields - fields.keys():
+    if missing := set(cls.fields) - fields.keys():
         return ServiceError(url, status, word, f"{detail} (without {', '.join(sorted(missing))})")
     return cls(*(fields[name] for name in cls.fields))
 
@@ -58,5 +58,3 @@ def run_error(word: str) -> type[errors.RunEndedError]:
     cls = ERRORS.get(word)
     is_known = cls is not None and issubclass(cls, errors.RunEndedError) and cls is not errors.RunEndedError
     return cls if is_known else errors.RunFailedError  # type: ignore[return-value]
-
-

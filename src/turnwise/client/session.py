@@ -387,7 +387,8 @@ class AsyncRemoteSession:
         Raises:
             OverloadedError: too many other callers have been waiting for all of `wait_s`.
         """
-        query = {"after": after, "limit": most(limit), "kinds": None if kinds is None else sorted(kinds)}
+        query: dict[str, Any] = {"after": after, "limit": most(limit)}
+        query |= {"kinds": None if kinds is None else sorted(kinds)}
         query |= {"labels": labels and json.dumps(dict(labels))}
         path = path_of("sessions", self.id, "events")
         request = Request(method="GET", path=path, query={**query, "wait_s": wait_s}, wait_s=wait_s)

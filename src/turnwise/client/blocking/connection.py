@@ -37,6 +37,9 @@ STREAM = "text/event-stream"
 _UNSENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
 """Errors after which the service has nothing of the request."""
 
+UNAVAILABLE = "unavailable"
+"""What a service says that stops, before it has done anything."""
+
 _GATEWAY = (502, 503, 504)
 """What proxies answer while a service restarts."""
 
@@ -120,11 +123,12 @@ class Connection:
                 continue
             if response.is_success:
                 return Answer(response.json() if response.content else None, attempts)
-            error = self._error(response.status_code, response.text)
-            if not _is_passing(error):
-                raise error
-            may_repeat = request.is_repeatable or error.word == "unavailable"
-            steps.sleep(trying.pause_after(error, may_repeat=may_repeat, is_unsent=error.word == "unavailable"))
+            problem = self._error(response.status_code, response.text)
+            if not _is_passing(problem):
+                raise problem
+            is_unsent = problem.word == UNAVAILABLE
+            may_repeat = is_unsent or request.is_repeatable
+            steps.sleep(trying.pause_after(problem, may_repeat=may_repeat, is_unsent=is_unsent))
 
     def send(
         self, path: str, content: Any, *, query: Mapping[str, Any], headers: Mapping[str, str], whose: Whose
@@ -257,9 +261,7 @@ class _Trying:
 
 def _is_passing(error: TurnwiseError) -> bool:
     """Return whether an answer says only that the service is not there yet, or stops."""
-    return (
-        isinstance(error, ServiceError) and error.status in _GATEWAY and error.word in ("unavailable", "not_turnwise")
-    )
+    return isinstance(error, ServiceError) and error.status in _GATEWAY and error.word in (UNAVAILABLE, "not_turnwise")
 
 
 def _away(url: str, error: Exception, *, is_unsent: bool) -> ServiceAwayError:

@@ -21,7 +21,7 @@ ERRORS: Mapping[str, type[TurnwiseError]] = {
 }
 """Each error by the word that names it in `error` of a problem."""
 
-UNAUTHORIZED = "unauthorized"
+UNAUTHORIZED, NOT_TURNWISE = "unauthorized", "not_turnwise"
 
 
 def error_of(url: str, status: int, problem: Mapping[str, Any]) -> TurnwiseError:
@@ -50,7 +50,7 @@ def error_of(url: str, status: int, problem: Mapping[str, Any]) -> TurnwiseError
 def not_turnwise(url: str, status: int, body: str) -> ServiceError:
     """Return the error of an answer that is none of turnwise's, such as that of a proxy."""
     remedy = "it is no answer of turnwise: compare the URL with that of the service, or look at the proxy before it"
-    return ServiceError(url, status, "not_turnwise", f"{shown(body)}; {remedy}")
+    return ServiceError(url, status, NOT_TURNWISE, f"{shown(body)}; {remedy}")
 
 
 def run_error(word: str) -> type[errors.RunEndedError]:

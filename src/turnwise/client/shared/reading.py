@@ -101,18 +101,7 @@ def info_of(data: Json) -> SessionInfo:
 
 def message_of(data: Json) -> ChatMessage:
     """Return a message."""
-    names = (
-        "session_id",
-        "turn_index",
-        "number",
-        "role",
-        "text",
-        "at",
-        "turn_status",
-        "run_id",
-        "is_partial",
-        "author",
-    )
+    names = ("session_id", "turn_index", "number", "role", "text", "at", "turn_status", "run_id", "is_partial")
     place = str(data["place"])
     return ChatMessage(
         blocks=blocks_of(data["blocks"]),
@@ -174,8 +163,8 @@ def forgotten_of(data: Json) -> Forgotten:
 
 def run_of(data: Json) -> RunRecord:
     """Return a run's record."""
-    names = ("session_id", "user_id", "turn_index", "state", "first_seq", "created_at", "started_at", "ended_at", "why")
-    names += ("code", "successor", "timeout_s", "stop_reason", "resumes", "engine", "parent", "memory", "model")
+    names = ["session_id", "user_id", "turn_index", "state", "first_seq", "created_at", "started_at", "ended_at", "why"]
+    names += ["code", "successor", "timeout_s", "stop_reason", "resumes", "engine", "parent", "memory", "model"]
     output = {"says": data["says"]} if data["says"] is not None else data["output"]
     return RunRecord(
         run_id=data["id"],
@@ -225,18 +214,7 @@ def pending_of(data: Json) -> PendingCall:
 
 def delivery_of(data: Json) -> Delivery:
     """Return a schedule, or a message to another session."""
-    names = (
-        "session_id",
-        "user_id",
-        "key",
-        "to_session",
-        "revision",
-        "kind",
-        "occurs_at",
-        "due_at",
-        "missed",
-        "if_busy",
-    )
+    names = ("session_id", "user_id", "key", "to_session", "revision", "kind", "occurs_at", "due_at", "missed")
     recurs = data["every_s"] is not None or data["cron"] is not None
     schedule = Schedule(
         every_s=data["every_s"], cron=data["cron"], timezone=data["timezone"] or "UTC", until=data["until"]
@@ -280,8 +258,8 @@ def failed_call_of(data: Json) -> Delivery:
 def quota_use_of(data: Json) -> QuotaUse:
     """Return a quota, with what was used of it."""
     limit = data["limit"] if data["limits"] == "cost" else int(data["limit"])
-    names = {"user_id": data.get("user"), "agent": data.get("agent"), "tenant": data.get("tenant")}
-    quota = Quota(**names, **{data["limits"]: limit}, per=data["per"], then=data["then"])
+    names: dict[str, Any] = {"user_id": data.get("user"), "agent": data.get("agent"), "tenant": data.get("tenant")}
+    quota = Quota(**names | {data["limits"]: limit}, per=data["per"], then=data["then"])
     return QuotaUse(quota=quota, used=data.get("used"), resets_at=data["resets_at"])
 
 

@@ -132,8 +132,7 @@ class AsyncRemoteSession:
 
         See `Session.append`. If the answer is lost, ServiceAwayError says that the prompts may have been stored.
         """
-        data = await self._post("append", body={"prompt": prompts_body(self.id, prompts)}, is_repeatable=False)
-        return await self._turn(index=data["index"])
+        return await self._stored("append", {"prompt": prompts_body(self.id, prompts)}, is_repeatable=False)
 
     @checked(
         format=Format | None,
@@ -158,7 +157,7 @@ class AsyncRemoteSession:
         """
         body: dict[str, Any] = {"messages": messages_body(messages, format), "memory": memory_use(memory)}
         body |= given(format=format, system=system, idempotency_key=idempotency_key, after=after)
-        return await self._turn(index=(await self._post("import", body=body))["index"])
+        return await self._stored("import", body)
 
     @checked(format=Format)
     async def export_messages(self, format: MessageFormat) -> Messages:
@@ -722,6 +721,11 @@ class AsyncRemoteSession:
             return AsyncRemoteExecutionHandle(*run, dropped=True)
         output, on_event = options.get("output"), options.get("on_event")
         return AsyncRemoteExecutionHandle(*run, output=output, on_event=on_event)
+
+    async def _stored(self, part: str, body: Any, *, is_repeatable: bool = True) -> Turn:
+        cache, held = self._connection.caches.held(self.user_id, self.id)
+        data = await self._post(part, body=body, query={"held": held}, is_repeatable=is_repeatable)
+        return self._connection.caches.turn_of(self.user_id, cache, data["snapshot"])
 
     async def _turn(self, **which: Any) -> Turn:
         cache, held = self._connection.caches.held(self.user_id, self.id)

@@ -113,6 +113,7 @@ def over_http(
     http: HttpSettings | None = None,
     remote: dict[str, Any] | None = None,
     seen: Callable[[httpx2.Request, int, bytes], None] | None = None,
+    through: Callable[[httpx2.BaseTransport], httpx2.BaseTransport] = lambda transport: transport,
     **settings: Any,
 ) -> Iterator[SessionManager]:
     """Yield a manager whose sessions are those of a service, which serves a manager with these settings.
@@ -121,6 +122,8 @@ def over_http(
 
     Args:
         remote: settings of the `RemoteManager`.
+        seen: see `Bridge`.
+        through: returns what requests and answers pass on their way.
     """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="service")
@@ -142,7 +145,7 @@ def over_http(
     try:
         manager, app = call(opened())
         try:
-            transport = Bridge(app, loop, seen)
+            transport = through(Bridge(app, loop, seen))
             with RemoteManager("http://service", transport=transport, **(remote or {})) as client:
                 yield cast(SessionManager, client)
         finally:

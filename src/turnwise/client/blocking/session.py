@@ -133,8 +133,7 @@ class RemoteSession:
 
         See `Session.append`. If the answer is lost, ServiceAwayError says that the prompts may have been stored.
         """
-        data = self._post("append", body={"prompt": prompts_body(self.id, prompts)}, is_repeatable=False)
-        return self._turn(index=data["index"])
+        return self._stored("append", {"prompt": prompts_body(self.id, prompts)}, is_repeatable=False)
 
     @checked(
         format=Format | None,
@@ -159,7 +158,7 @@ class RemoteSession:
         """
         body: dict[str, Any] = {"messages": messages_body(messages, format), "memory": memory_use(memory)}
         body |= given(format=format, system=system, idempotency_key=idempotency_key, after=after)
-        return self._turn(index=(self._post("import", body=body))["index"])
+        return self._stored("import", body)
 
     @checked(format=Format)
     def export_messages(self, format: MessageFormat) -> Messages:
@@ -719,6 +718,11 @@ class RemoteSession:
             return RemoteExecutionHandle(*run, dropped=True)
         output, on_event = options.get("output"), options.get("on_event")
         return RemoteExecutionHandle(*run, output=output, on_event=on_event)
+
+    def _stored(self, part: str, body: Any, *, is_repeatable: bool = True) -> Turn:
+        cache, held = self._connection.caches.held(self.user_id, self.id)
+        data = self._post(part, body=body, query={"held": held}, is_repeatable=is_repeatable)
+        return self._connection.caches.turn_of(self.user_id, cache, data["snapshot"])
 
     def _turn(self, **which: Any) -> Turn:
         cache, held = self._connection.caches.held(self.user_id, self.id)

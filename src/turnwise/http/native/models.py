@@ -739,6 +739,23 @@ class SearchPage(Shown):
         return cls(items=[SearchHitShown.model_validate(hit) for hit in page], cursor=page.cursor)
 
 
+class Snapshot(Shown):
+    """A turn as its record, with the blocks that the client does not hold yet.
+
+    The record says by spans, which are ranges of positions in logs of blocks, what the model was given and answered.
+    """
+
+    session_id: str
+    record: TurnRecord
+    branches: Branches
+    """Which turns of the session came in place of earlier ones."""
+    source: str
+    """Names the copy of the logs that the blocks come from."""
+    spans: Spans
+    """The positions of `blocks`."""
+    blocks: list[AnyBlock]
+
+
 class TurnShown(Shown):
     """A turn: what was asked, and what was answered."""
 
@@ -765,6 +782,8 @@ class TurnShown(Shown):
     """The turns that the session has had in its place, by age, itself included."""
     blocks: list[AnyBlock]
     """What the turn added; with `snapshot`, all that the model was given and what it answered."""
+    snapshot: Snapshot | None = None
+    """With `held`: the turn as a record."""
 
     @classmethod
     def of(cls, turn: Turn, *, snapshot: bool = False, blocks: list[AnyBlock] | None = None) -> Self:
@@ -790,23 +809,6 @@ class TurnShown(Shown):
             versions=versions,
             blocks=blocks,
         )
-
-
-class Snapshot(Shown):
-    """A turn as its record, with the blocks that the client does not hold yet.
-
-    The record says by spans, which are ranges of positions in logs of blocks, what the model was given and answered.
-    """
-
-    session_id: str
-    record: TurnRecord
-    branches: Branches
-    """Which turns of the session came in place of earlier ones."""
-    source: str
-    """Names the copy of the logs that the blocks come from."""
-    spans: Spans
-    """The positions of `blocks`."""
-    blocks: list[AnyBlock]
 
 
 class SnapshotPage(Shown):

@@ -16,6 +16,7 @@ from turnwise.http.native.long_answers import (
     blocks_answer,
     messages_answer,
     snapshot_answer,
+    snapshot_of,
     snapshots_answer,
     turn_answer,
 )
@@ -71,6 +72,7 @@ from turnwise.http.sse import (
 )
 from turnwise.memory.conversation.sessions import SessionStatus
 from turnwise.memory.conversation.spans import Spans, join, places
+from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.views.chat_messages import parse_place
 from turnwise.memory.stores.base import SessionOrder
 from turnwise.memory.stores.search.finding import SearchOrder
@@ -113,6 +115,27 @@ Verified = Annotated[bool, Query(description="Whether memories are checked after
 
 NOT_FOUND = documented(404)
 CONFLICT = documented(404, 409)
+
+
+def held_spans(
+    held: Annotated[
+        str | None,
+        Query(
+            description="A JSON list of spans that the client holds, with that of the `source`: answers lack them.",
+            examples=['[["0193f2a4", 0, 12], ["5d1c", 0, 1]]'],
+        ),
+    ] = None,
+) -> Spans | None:
+    """Return the spans that a client holds; None if it does not say."""
+    try:
+        return None if held is None else _SPANS.validate_json(held)
+    except ValueError:
+        raise InvalidInputError("held", shown(held), "must be a JSON list of spans: log, start, stop") from None
+
+
+_SPANS: TypeAdapter[Spans] = TypeAdapter(Spans)
+
+Held = Annotated[Any, Depends(held_spans)]
 
 
 @router.post("/sessions", summary="Open a session, and create it if it does not exist", responses=documented(404))
@@ -323,21 +346,28 @@ async def expand_summary(session_id: InPath, body: Expand, caller: MemberCaller)
 
 
 @router.post("/sessions/{session_id}/append", summary="Add prompts for the next run", responses=CONFLICT)
-async def append_prompts(session_id: InPath, body: Append, caller: MemberCaller) -> TurnShown:
+async def append_prompts(session_id: InPath, body: Append, caller: MemberCaller, *, held: Held) -> TurnShown:
     """Must not be repeated if its outcome is unknown: use the idempotency key of a run for that."""
     prompts = prompts_of(body.prompt)
-    return TurnShown.of(await caller.on_session(session_id, lambda session: session.append(*prompts)))
+    return await _stored(await caller.on_session(session_id, lambda session: session.append(*prompts)), held)
+
+
+async def _stored(turn: Turn, held: Spans | None) -> TurnShown:
+    """Return a turn that was stored; with `held`, also as a record."""
+    shown_turn = TurnShown.of(turn)
+    if held is not None:
+        shown_turn.snapshot = await snapshot_of(turn, held)
+    return shown_turn
 
 
 @router.post("/sessions/{session_id}/import", summary="Add a conversation from elsewhere", responses=CONFLICT)
-async def import_messages(session_id: InPath, body: ImportMessages, caller: MemberCaller) -> TurnShown:
+async def import_messages(session_id: InPath, body: ImportMessages, caller: MemberCaller, *, held: Held) -> TurnShown:
     """May be repeated: the same conversation is stored once."""
     options = body.model_dump(exclude={"messages", "format"})
-    return TurnShown.of(
-        await caller.on_session(
-            session_id, lambda session: session.import_messages(body.messages, body.format, **options)
-        )
+    turn = await caller.on_session(
+        session_id, lambda session: session.import_messages(body.messages, body.format, **options)
     )
+    return await _stored(turn, held)
 
 
 @router.get(
@@ -416,27 +446,6 @@ async def get_turn(
         session_id, lambda session: session.latest() if which is None else session.turn(which)
     )
     return await turn_answer(turn, snapshot=snapshot) if turn else None
-
-
-def held_spans(
-    held: Annotated[
-        str | None,
-        Query(
-            description="A JSON list of spans that the client holds, with that of the `source`: answers lack them.",
-            examples=['[["0193f2a4", 0, 12], ["5d1c", 0, 1]]'],
-        ),
-    ] = None,
-) -> Spans | None:
-    """Return the spans that a client holds; None if it does not say."""
-    try:
-        return None if held is None else _SPANS.validate_json(held)
-    except ValueError:
-        raise InvalidInputError("held", shown(held), "must be a JSON list of spans: log, start, stop") from None
-
-
-_SPANS: TypeAdapter[Spans] = TypeAdapter(Spans)
-
-Held = Annotated[Any, Depends(held_spans)]
 
 
 @router.get(

@@ -1041,6 +1041,9 @@ class ServiceAwayError(ServiceError):
     """
 
     message = "no answer of the service {url} ({word}): {why}"
+    url: str
+    word: str
+    why: str
 
 
 class UnknownVerbError(TurnwiseError):

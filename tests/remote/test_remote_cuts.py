@@ -16,7 +16,7 @@ import uvicorn
 from servers.over_http import over_http
 from turnwise import AsyncSessionManager, EchoEngine, InProcess
 from turnwise.client import AsyncRemoteManager, RemoteManager
-from turnwise.client.blocking import connection, steps
+from turnwise.client.blocking import steps
 from turnwise.errors import ServiceAwayError
 from turnwise.http import create_app
 
@@ -151,7 +151,7 @@ def test_a_service_that_is_away_is_named_with_what_to_do(monkeypatch: pytest.Mon
     pauses: list[float] = []
     now = time.monotonic
     monkeypatch.setattr(steps, "sleep", pauses.append)
-    monkeypatch.setattr(connection.time, "monotonic", lambda: now() + sum(pauses))
+    monkeypatch.setattr(time, "monotonic", lambda: now() + sum(pauses))
     with RemoteManager(url, retry_s=20) as manager:
         with pytest.raises(ServiceAwayError, match=r"see whether it runs and listens there") as away:
             manager.open("chat")

@@ -67,7 +67,7 @@ def test_an_error_comes_through_http_unchanged(cls: type[TurnwiseError]) -> None
 def test_what_is_no_error_of_turnwise_says_what_the_service_answered() -> None:
     unknown = {"error": "too_many_streams", "detail": "100 streams are open"}
     again = error_of(URL, 429, unknown)
-    assert type(again) is ServiceError and (again.status, again.word) == (429, "too_many_streams")  # type: ignore[attr-defined]
+    assert type(again) is ServiceError and (again.status, again.word) == (429, "too_many_streams")
     later = error_of(URL, 409, {"error": "session_busy", "detail": "it is busy", "session_id": "a"})
     assert type(later) is ServiceError and "run_id" in str(later)
     refused = error_of(
@@ -138,4 +138,4 @@ def test_what_answers_instead_of_a_service_is_named(answer: httpx2.Response, mes
 def test_wrong_settings_are_refused() -> None:
     for wrong in ({"url": "chat"}, {"url": "ftp://x"}, {"url": URL, "connections": 0}, {"url": URL, "user": ""}):
         with pytest.raises((ConfigError, InvalidInputError)):
-            RemoteManager(**wrong)  # type: ignore[arg-type]
+            RemoteManager(**wrong)

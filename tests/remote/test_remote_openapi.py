@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -83,7 +82,7 @@ class Checked:
 
 
 @pytest.fixture(scope="module")
-def asked(document: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checked]:
+def asked(document: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Checked:
     """What was asked for when each verb was called."""
     checked = Checked(document)
     use_each_verb(tmp_path_factory.mktemp("remote"), checked)
@@ -117,7 +116,7 @@ def use_each_verb(folder: Path, seen: Any) -> None:
             chat.cancel()
         chat.append("later")
         chat.start().wait()
-        chat.rerun("again", at=chat.latest()).wait()  # type: ignore[union-attr]
+        chat.rerun("again", at=chat.latest()).wait()
         assert chat.choose(2) in (True, False)
         chat.say("Good morning.", key="morning")
         assert chat.messages(1).cursor and chat.turn(0).text and chat.turns() and chat.runs() and chat.events(0, 5)
@@ -166,7 +165,7 @@ def use_each_verb(folder: Path, seen: Any) -> None:
         assert hook.rotate_secret() == hook.secret and hook.failed().items == () and hook.send_again() == 0
         hook.delete()
         assert manager.count(user_id="ann") == 2 and manager.runs(user_id="ann", labels={"k": "v"}).items
-        assert manager.usage(by=["user", "model"]).rows and manager.execution(run.run_id, user_id="ann").info()
+        assert manager.usage(by=["user", "model"]).rows and manager.execution(run.run_id, user_id="ann").is_done()
         assert manager.search("ann", "hello").items
         once = manager.run_once("hello", metadata={"a": 1})
         assert once.wait().text == "hello"

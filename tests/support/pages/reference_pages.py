@@ -16,6 +16,7 @@ import turnwise
 from turnwise import (
     adapters,
     blocks,
+    client,
     conformance,
     console,
     dataset,
@@ -50,7 +51,7 @@ MODULES = {
     },
     **{
         module.__name__: (module.__doc__ or "")
-        for module in (conformance, replay, testing, http, console, telemetry, adapters)
+        for module in (conformance, replay, testing, http, client, console, telemetry, adapters)
     },
 }
 

@@ -73,7 +73,7 @@ class Bridge(httpx2.BaseTransport):
                 "client": ("127.0.0.1", 1),
             }
             try:
-                await self._app(scope, receive, send)  # type: ignore[arg-type]
+                await self._app(scope, receive, send)
             except Exception as error:  # noqa: BLE001 - the app has answered it
                 if not started.done():
                     started.set_exception(error)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from turnwise import errors
 from turnwise.errors import (
     InvalidInputError,
+    RunEndedError,
+    RunFailedError,
     ServiceError,
     TurnwiseError,
     UnauthorizedError,
@@ -16,9 +16,16 @@ from turnwise.errors import (
     word_of,
 )
 
-ERRORS: Mapping[str, type[TurnwiseError]] = {
-    word_of(cls): cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, TurnwiseError)
-}
+
+def _errors(base: type[TurnwiseError]) -> Iterator[type[TurnwiseError]]:
+    """Yield the errors of turnwise; a program may have derived others from them."""
+    if base.__module__ == TurnwiseError.__module__:
+        yield base
+        for cls in base.__subclasses__():
+            yield from _errors(cls)
+
+
+ERRORS: Mapping[str, type[TurnwiseError]] = {word_of(cls): cls for cls in _errors(TurnwiseError)}
 """Each error by the word that names it in `error` of a problem."""
 
 UNAUTHORIZED, NOT_TURNWISE = "unauthorized", "not_turnwise"
@@ -53,8 +60,8 @@ def not_turnwise(url: str, status: int, body: str) -> ServiceError:
     return ServiceError(url, status, NOT_TURNWISE, f"{shown(body)}; {remedy}")
 
 
-def run_error(word: str) -> type[errors.RunEndedError]:
+def run_error(word: str) -> type[RunEndedError]:
     """Return the class by which a run's end is raised; RunFailedError if this version does not know the word."""
     cls = ERRORS.get(word)
-    is_known = cls is not None and issubclass(cls, errors.RunEndedError) and cls is not errors.RunEndedError
-    return cls if is_known else errors.RunFailedError  # type: ignore[return-value]
+    is_known = cls is not None and issubclass(cls, RunEndedError) and cls is not RunEndedError
+    return cls if is_known else RunFailedError  # type: ignore[return-value]

@@ -61,7 +61,7 @@ OTHER_VARIABLES = {
         "Bearer tokens as JSON, for `turnwise serve` without other tokens, and for `BearerTokens.from_environment()`."
     ),
     "TURNWISE_TOKEN": (
-        "The token of commands with `--server`, and in those that `turnwise serve` prints; the service does not read it."
+        "The token of commands with `--server`, and in those that `turnwise serve` prints; no service reads it."
     ),
     "TURNWISE_WEBHOOK_SECRET": "The secret of the webhook that `turnwise webhooks add` adds; a random one without it.",
     "TURNWISE_SEED": "The one seed, or case, that `turnwise.testing.explore` and `exhaust` replay.",

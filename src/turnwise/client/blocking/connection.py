@@ -234,7 +234,7 @@ class Connection:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ServiceAwayError(self.url, 0, "unsent", "this manager was closed: make a new one")
+            raise ServiceAwayError(self.url, "unsent", "this manager was closed: make a new one")
 
 
 class _Trying:
@@ -272,7 +272,7 @@ def _away(url: str, error: Exception, *, is_unsent: bool) -> ServiceAwayError:
         cause += "; see whether it runs and listens there, and try again"
     else:
         cause += "; what was asked may have been done: look at it before you repeat the call"
-    return ServiceAwayError(url, getattr(error, "status", 0), "unsent" if is_unsent else "unknown", cause)
+    return ServiceAwayError(url, "unsent" if is_unsent else "unknown", cause)
 
 
 def _parameters(query: Mapping[str, Any], whose: Whose) -> dict[str, Any]:

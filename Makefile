@@ -170,11 +170,11 @@ docs: $(TESTING) ## build the docs site into site/; a warning or a broken link i
 	PYTHONPATH=tests/support $(BIN)/python tests/support/pages/docs_site.py
 
 .PHONY: blocking
-blocking: $(TESTING) ## make the blocking family, actors/client/blocking, from the asynchronous one
+blocking: $(TESTING) ## make the blocking families, of actors/client and of src/turnwise/client, from the asynchronous ones
 	$(BIN)/python tests/support/pages/blocking_family.py
 
 .PHONY: small-locks
-small-locks: $(TESTING) ## make the locks of installs without Chroma, and without Ray, from requirements.lock
+small-locks: $(TESTING) ## make the locks of installs without Chroma, without Ray, and of a client alone, from requirements.lock
 	$(BIN)/python tests/support/pages/small_locks.py
 
 .PHONY: reference

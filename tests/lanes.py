@@ -64,6 +64,7 @@ MORE = [
     "hosting/test_waits_on_ray.py",
     "cluster/test_large_settings_on_ray.py",
     "http/openai/test_response_calls_on_ray.py",
+    "remote/test_remote_commands.py",
     "project/test_small_installs.py",
     "project/test_wheel.py",
     "project/test_bench_peers.py",

@@ -90,6 +90,9 @@ TurnwiseError
 ├── FrameworkError             another framework's installed release is not one that its adapter fits
 ├── ReadOnlyStoreError         the manager is read-only
 ├── SessionLostError           the session's process cannot be reached
+├── ServiceError               a service that is used over HTTP answered with something that has no error of its own
+│   ├── UnauthorizedError      it does not accept the token
+│   └── ServiceAwayError       it cannot be reached, or its answer was lost
 ├── UnknownVerbError           the session's process has another version of turnwise
 ├── WireVersionError           two processes have versions that do not understand each other
 └── StoreError                 the store cannot be read or written
@@ -119,6 +122,7 @@ them and says what to do.
 from __future__ import annotations
 
 import inspect
+import re
 import reprlib
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -177,6 +181,11 @@ class TurnwiseError(Exception):
 
 def _error_of(cls: type[TurnwiseError], fields: dict[str, object]) -> TurnwiseError:
     return cls(*(fields[name] for name in cls.fields))
+
+
+def word_of(cls: type[TurnwiseError]) -> str:
+    """Return an error's name as a word for programs: that of `SessionBusyError` is `session_busy`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__.removesuffix("Error")).lower()
 
 
 class InvalidInputError(TurnwiseError):
@@ -1007,6 +1016,35 @@ class SessionLostError(TurnwiseError):
 
     message = "session {session_id!r} cannot be reached: {why}; try again: all that it acknowledged is in the store"
     session_id: str
+    why: str
+
+
+class ServiceError(TurnwiseError):
+    """A service that is used over HTTP gave an answer that has no error of its own; `status` is that of HTTP."""
+
+    message = "the service {url} answered {status} ({word}): {why}"
+    url: str
+    status: int
+    word: str
+    """The answer's `error`, a word for programs."""
+    why: str
+
+
+class UnauthorizedError(ServiceError):
+    """The service does not accept the token, or wants one; nothing was changed."""
+
+    message = "the service {url} refuses the token ({status}, {word}): {why}"
+
+
+class ServiceAwayError(ServiceError):
+    """The service cannot be reached, or a connection broke before its answer came.
+
+    `word` says what is known of the request: `unsent` if it was not carried out, `unknown` if it may have been.
+    """
+
+    message = "no answer of the service {url} ({word}): {why}"
+    url: str
+    word: str
     why: str
 
 

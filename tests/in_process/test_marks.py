@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from servers.over_http import manager_at
 from stored.open_stores import closing
 from turnwise import AsyncSessionManager, EchoEngine, InProcess, Session, SessionManager
 from turnwise.errors import InvalidInputError, TooManyError, TurnNotFoundError
@@ -15,18 +17,20 @@ from turnwise.memory.stores.marks import find_marks
 from turnwise.stores import Encryption, SQLStore, export_session, import_session
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql", "redis", "encrypted"])
+@pytest.fixture(params=["memory", "sqlite", "postgresql", "redis", "encrypted", "over HTTP"])
 def settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     """The store of a manager, and its encryption."""
     urls = {"memory": f"memory://{tmp_path.name}", "sqlite": f"sqlite:///{tmp_path}/chats.db"}
+    if request.param == "over HTTP":
+        return {"store": urls["sqlite"], "remotely": True}
     if request.param == "encrypted":
         return {"store": urls["sqlite"], "encryption": Encryption(key=lambda user_id: b"k" * 32)}
     fixtures = {"postgresql": "database", "redis": "redis_url"}
     return {"store": urls.get(request.param) or request.getfixturevalue(fixtures[request.param])}
 
 
-def manager_of(**settings: Any) -> SessionManager:
-    return SessionManager(engine=EchoEngine(), placement=InProcess(), **settings)
+def manager_of(**settings: Any) -> AbstractContextManager[SessionManager]:
+    return manager_at(engine=EchoEngine(), **settings)
 
 
 def say(chat: Session, *texts: str) -> None:

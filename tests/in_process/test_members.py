@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engines import ScriptedEngine
-from turnwise import EchoEngine, InProcess, Session, SessionManager
+from servers.over_http import manager_at
+from turnwise import EchoEngine, Session, SessionManager
 from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.blocks import Document, System, Text, User
 from turnwise.errors import (
@@ -29,18 +31,20 @@ from turnwise.memory.conversation.turns import Turn
 from turnwise.stores import Encryption, Quota
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql", "redis", "encrypted"])
+@pytest.fixture(params=["memory", "sqlite", "postgresql", "redis", "encrypted", "over HTTP"])
 def settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     """The store of a manager, and its encryption."""
     urls = {"memory": f"memory://{tmp_path.name}", "sqlite": f"sqlite:///{tmp_path}/chats.db"}
+    if request.param == "over HTTP":
+        return {"store": urls["sqlite"], "remotely": True}
     if request.param == "encrypted":
         return {"store": urls["sqlite"], "encryption": Encryption(key=lambda user_id: b"k" * 32)}
     fixtures = {"postgresql": "database", "redis": "redis_url"}
     return {"store": urls.get(request.param) or request.getfixturevalue(fixtures[request.param])}
 
 
-def manager_of(engine: Any = None, **settings: Any) -> SessionManager:
-    return SessionManager(engine=engine or EchoEngine(), placement=InProcess(), **settings)
+def manager_of(engine: Any = None, **settings: Any) -> AbstractContextManager[SessionManager]:
+    return manager_at(engine=engine or EchoEngine(), **settings)
 
 
 def shared(manager: SessionManager, **roles: str) -> Session:
@@ -339,6 +343,9 @@ def test_a_handle_keeps_its_member_through_a_pickle(settings: dict[str, Any]) ->
         chat = shared(manager, tom="reader")
         run = chat.run("hello")
         run.wait()
+        if settings.get("remotely"):  # its handles are not pickled: another process gets them by their ids
+            assert manager.execution(run.run_id, user_id="ann", as_user="tom").wait().text == "hello"
+            return
         tom = pickle.loads(pickle.dumps(as_member(manager, "tom")))
         handle = pickle.loads(pickle.dumps(tom.execution(run.run_id)))
         assert handle.wait().text == "hello"

@@ -93,7 +93,7 @@ def test_a_python_block_runs_by_itself(
     page: Path, block: Block, snippets: SnippetRunner, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     text = block.at_its_lines
-    if SERVICE in text and "import openai" in text:
+    if SERVICE in text and ("import openai" in text or "from turnwise.client" in text):
         text = text.replace(SERVICE, request.getfixturevalue("service"))
     snippets.run(text, tmp_path)
 

@@ -25,6 +25,7 @@ from pages import blocking_family, reference_pages
 from turnwise import (
     adapters,
     blocks,
+    client,
     conformance,
     console,
     dataset,
@@ -42,12 +43,14 @@ from turnwise import (
 )
 from turnwise.actors.client import steps
 from turnwise.actors.client.blocking import steps as blocking_steps
+from turnwise.client import steps as remote_steps
+from turnwise.client.blocking import steps as blocking_remote_steps
 
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
 FLOORS = [
-    *("errors", "memory", "strategies", "actors", "telemetry", "adapters", "http", "console", "testing", "conformance"),
-    *("dataset", "replay", "cli"),
+    *("errors", "memory", "strategies", "actors", "client", "telemetry", "adapters", "http", "console", "testing"),
+    *("conformance", "dataset", "replay", "cli"),
 ]
 ROOMS = {
     "memory": [
@@ -252,6 +255,7 @@ def test_the_stand_in_provider_has_nothing_of_turnwise_so_that_neither_hides_mis
 PUBLIC = [
     turnwise,
     adapters,
+    client,
     conformance,
     console,
     dataset,
@@ -344,30 +348,33 @@ def sample(cls: type[errors.TurnwiseError]) -> errors.TurnwiseError:
 
 def test_the_blocking_family_is_what_the_asynchronous_one_makes() -> None:
     modules = blocking_family.family()
-    existing = {*blocking_family.BLOCKING.glob("*.py")}
-    assert {path.name for path in existing - modules.keys()} == {"__init__.py", "steps.py"}
+    for family in {path.parent for path in modules}:
+        existing = {*family.glob("*.py")}
+        assert {path.name for path in existing - modules.keys()} == {"__init__.py", "steps.py"}
     for path, text in modules.items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run `make blocking`"
 
 
-def test_neither_family_of_clients_imports_from_the_other_and_what_they_share_from_none() -> None:
-    client = "turnwise.actors.client."
-    for path in sorted((ROOT / "actors/client").rglob("*.py")):
+@pytest.mark.parametrize("package", ["turnwise.actors.client.", "turnwise.client."])
+def test_neither_family_of_clients_imports_from_the_other_and_what_they_share_from_none(package: str) -> None:
+    folder = ROOT / "actors/client" if package.startswith("turnwise.actors") else ROOT / "src/turnwise/client"
+    for path in sorted(folder.rglob("*.py")):
         room = path.parent.name
-        allowed = {"blocking": f"{client}blocking.", "shared": f"{client}shared."}.get(room, client)
+        allowed = {"blocking": f"{package}blocking.", "shared": f"{package}shared."}.get(room, package)
         assert room in ("client", "services", "blocking", "shared"), path
         for line, name in source_of(path).imports:
-            if name.startswith(client) and not name.startswith(f"{client}shared."):
-                is_other = room in ("client", "services") and name.startswith(f"{client}blocking.")
+            if name.startswith(package) and not name.startswith(f"{package}shared."):
+                is_other = room in ("client", "services") and name.startswith(f"{package}blocking.")
                 place = f"{path.relative_to(ROOT)}:{line} imports {name}"
                 assert name.startswith(allowed) and not is_other, place
 
 
-def test_both_families_have_the_same_steps() -> None:
+@pytest.mark.parametrize("pair", [(steps, blocking_steps), (remote_steps, blocking_remote_steps)])
+def test_both_families_have_the_same_steps(pair: tuple[ModuleType, ModuleType]) -> None:
     """By which alone they differ, beside the words of `PHRASES`."""
     awaited, blocking = (
         {name for name, step in vars(module).items() if getattr(step, "__module__", "") == module.__name__}
-        for module in (steps, blocking_steps)
+        for module in pair
     )
     assert awaited == blocking
 

@@ -1,4 +1,4 @@
-"""Installs without Chroma, and without Ray: docs/deployment.md."""
+"""Installs without Chroma, without Ray, and of a client alone: docs/deployment.md."""
 
 import subprocess
 import sys
@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pages.small_locks import LOCKS, ROOT, lock_without
+from pages.small_locks import CLIENT, LOCKS, ROOT, lock_without
 from processes.clean_install import clean_install
+from servers.threaded_service import served
+from turnwise import EchoEngine, InProcess
 
 SESSIONS = """
 import sys
@@ -45,7 +47,7 @@ def test_the_locks_of_small_installs_are_made_from_the_lock(name: str) -> None:
     assert (ROOT / name).read_text(encoding="utf-8") == lock_without(LOCKS[name])
 
 
-@pytest.mark.parametrize("name", LOCKS)
+@pytest.mark.parametrize("name", [name for name in LOCKS if name != CLIENT])
 def test_sessions_work_where_only_a_small_lock_was_installed(name: str, tmp_path: Path) -> None:
     env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": clean_install(tmp_path, name), "HOME": str(tmp_path)}
     command = [sys.executable, "-P", "-c", SESSIONS, str(tmp_path)]
@@ -58,3 +60,41 @@ def test_sessions_work_where_only_a_small_lock_was_installed(name: str, tmp_path
     else:
         assert on_ray == "2 True"
     assert "pip install chromadb" in vectors
+
+
+REMOTE = """
+import asyncio, sys
+from turnwise import external_tool
+from turnwise.client import AsyncRemoteManager, RemoteManager
+from turnwise.errors import InvalidInputError
+
+with RemoteManager(sys.argv[1]) as manager:
+    chat = manager.open("chat", user_id="ada")
+    run = chat.run("The heron stands in the reeds.")
+    print(len(list(run.events())) > 2, run.wait().text)
+    print(manager.search("ada", "heron").items[0].turn_index, chat.files.put("a.txt", b"heron").size)
+    for options in {"output": {"type": "object"}}, {"tools": [external_tool("t", "Does.", {"type": "object"})]}:
+        try:
+            chat.run("more", **options)
+        except InvalidInputError as error:
+            print(str(error).partition("=")[0])
+
+
+async def main():
+    async with AsyncRemoteManager(sys.argv[1]) as manager:
+        print((await (await manager.get("chat", user_id="ada")).latest()).text)
+
+
+asyncio.run(main())
+print(*sorted({"ray", "chromadb", "numpy", "sqlalchemy", "openai", "tiktoken"} & sys.modules.keys()))
+"""
+
+
+def test_a_client_works_where_only_its_lock_was_installed(tmp_path: Path) -> None:
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": clean_install(tmp_path, CLIENT), "HOME": str(tmp_path)}
+    with served(f"sqlite:///{tmp_path}/chats.db", engine=EchoEngine(), placement=InProcess()) as service:
+        command = [sys.executable, "-P", "-c", REMOTE, service.url]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    text = "The heron stands in the reeds."
+    assert done.stdout.splitlines() == [f"True {text}", "0 5", "output", "tools", text, ""]

@@ -463,6 +463,7 @@ Markable = Annotated[ChatMessage | str, PlainValidator(_markable)]
 MarkName = Annotated[str, AfterValidator(check_mark_name)]
 Limit = Annotated[int, Field(ge=1, le=MAX_COUNT), AfterValidator(_page_size)]
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Connections = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Retries = Annotated[int, Field(ge=0, le=MAX_RETRIES)]
 
 Text = Annotated[str, AfterValidator(_text)]

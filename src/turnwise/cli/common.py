@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -34,6 +34,7 @@ from turnwise.errors import (
     StoreError,
     TurnNotFoundError,
     TurnwiseError,
+    shown,
 )
 from turnwise.memory.values.plain_text import plain
 from turnwise.memory.values.ranges import MAX_COUNT
@@ -61,6 +62,9 @@ _LOOKED_AT = 1_000
 
 _COMPLETED, _COMPLETE_S = 200, 2.0
 """Among how many sessions, the newest, a shell completes ids, and how long it waits for a store, in seconds."""
+
+_AWAY_S = 3.0
+"""How long a service that is away is tried again, in seconds."""
 
 _SUFFIXES = (".db", ".sqlite", ".sqlite3")
 """Of paths that are taken for a store's, although a store is named by its URL."""
@@ -98,6 +102,17 @@ Store = Annotated[
         metavar="STORE",
         envvar=STORE,
         help="The store of the sessions: sqlite:///file.db, postgresql://user@host/name or redis://host.",
+    ),
+]
+AUTHORIZATION = "TURNWISE_TOKEN"
+"""The variable that has the token for the service that `--server` names."""
+
+Server = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        metavar="URL",
+        help="Instead of a store, the service that has the sessions; TURNWISE_TOKEN is the token for it.",
     ),
 ]
 History = Annotated[
@@ -161,7 +176,7 @@ class Command(TyperCommand):
         store = options.get("store")
         if (isinstance(store, str) and _SCHEME.match(store)) or options.get("help"):
             return args
-        if default := os.environ.get(STORE):
+        if default := service_url(ctx, options.get("server")) or os.environ.get(STORE):
             return [default, *args]
         if ctx.resilient_parsing:
             return args
@@ -172,6 +187,36 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         with _quiet(is_debugged=bool(ctx.find_root().params.get("debug"))):
             return super().invoke(ctx)
+
+
+def service_url(ctx: Any, server: str | None) -> str | None:
+    """Return the URL of the service that an option names, which takes the place of a store's; None if it names none."""
+    if server is not None and not is_service(server):
+        ctx.fail(f"--server: give the URL of a service, such as https://chat.example.com, not {shown(server)}")
+    return server
+
+
+def is_service(store: object) -> bool:
+    """Return whether `--server` has put the URL of a service in the place of a store's."""
+    return isinstance(store, str) and store.startswith(("http://", "https://"))
+
+
+def remote_settings() -> dict[str, Any]:
+    """Return the settings of the manager of a service: a command does not wait long for one that is away."""
+    return {"token": os.environ.get(AUTHORIZATION), "retry_s": _AWAY_S}
+
+
+@asynccontextmanager
+async def of_service(url: str) -> AsyncIterator[AsyncSessionManager]:
+    """Yield the manager of a service, which has the verbs that commands use of a manager.
+
+    Raises:
+        TurnwiseError: the service cannot be reached, or does not accept the token.
+    """
+    from turnwise.client.manager import AsyncRemoteManager
+
+    async with AsyncRemoteManager(url, **remote_settings()) as manager:
+        yield cast("AsyncSessionManager", manager)
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
@@ -237,6 +282,10 @@ async def reading(
     Raises:
         TurnwiseError: the store cannot be read, is encrypted, its file does not exist, or changed meanwhile.
     """
+    if is_service(store):
+        async with of_service(store) as remote:
+            yield remote
+        return
     from turnwise.actors.client.manager import AsyncSessionManager
     from turnwise.actors.hosting.placement import InProcess
     from turnwise.actors.inference.echo import EchoEngine

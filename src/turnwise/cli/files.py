@@ -15,6 +15,7 @@ from turnwise.cli.common import (
     Files,
     Limit,
     Namespace,
+    Server,
     SessionId,
     Store,
     User,
@@ -47,6 +48,7 @@ def list_(
     store: Store,
     session: SessionId,
     *,
+    server: Server = None,
     user: User = None,
     limit: Limit = 100,
     after: Annotated[str, typer.Option(metavar="FILE", help="Go on behind this file.")] = "",
@@ -84,6 +86,7 @@ def put(
     session: SessionId,
     path: Annotated[str, typer.Argument(metavar="PATH", help="The file to store; - for standard input.")],
     *,
+    server: Server = None,
     name: Annotated[str | None, typer.Option(help="Its name in the session; that of the path if omitted.")] = None,
     media_type: Annotated[
         str | None, typer.Option("--type", help="Such as application/pdf; told by its first bytes and name if omitted.")
@@ -118,6 +121,7 @@ def get(
     file: FileId,
     path: Annotated[str, typer.Argument(metavar="[PATH]", help="The file to write; - for standard output.")] = _STREAM,
     *,
+    server: Server = None,
     user: User = None,
     place: Files = None,
 ) -> None:
@@ -162,6 +166,7 @@ def rm(
     session: SessionId,
     file: FileId,
     *,
+    server: Server = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     user: User = None,
     place: Files = None,

@@ -17,6 +17,7 @@ from turnwise.cli.common import (
     OfAgent,
     OfTenant,
     OfUser,
+    Server,
     Store,
     complete_session,
     find_session,
@@ -57,6 +58,7 @@ _STYLES = {
 def ls(
     store: Store,
     *,
+    server: Server = None,
     user: OfUser = None,
     agent: OfAgent = None,
     tenant: OfTenant = None,
@@ -130,6 +132,7 @@ def runs(
         str | None, typer.Argument(help="A session; all sessions if omitted.", autocompletion=complete_session)
     ] = None,
     *,
+    server: Server = None,
     user: OfUser = None,
     agent: OfAgent = None,
     state: Annotated[
@@ -206,6 +209,7 @@ def schedules(
         str | None, typer.Argument(help="A session; all sessions if omitted.", autocompletion=complete_session)
     ] = None,
     *,
+    server: Server = None,
     user: OfUser = None,
     limit: Limit = 50,
     cursor: Cursor = None,

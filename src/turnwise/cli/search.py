@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from turnwise.cli.common import AsJson, Cursor, Limit, OfAgent, Store, reading, run
+from turnwise.cli.common import AsJson, Cursor, Limit, OfAgent, Server, Store, reading, run
 from turnwise.cli.output import Cell, Column, note, print_json, print_table
 from turnwise.console.elements.text import ago
 
@@ -21,6 +21,7 @@ def search(
     store: Store,
     text: Annotated[str, typer.Argument(help='Words that all occur; "words in quotes" follow each other.')],
     *,
+    server: Server = None,
     user: Annotated[str, typer.Option(help="The user whose sessions are searched.")] = "default",
     session: Annotated[str | None, typer.Option(help="Only in this session.")] = None,
     agent: OfAgent = None,
@@ -61,6 +62,7 @@ def _row(hit: SearchHit, now: float) -> list[Cell]:
 def marks(
     store: Store,
     *,
+    server: Server = None,
     user: Annotated[str, typer.Option(help="The user whose messages have the marks.")] = "default",
     name: Annotated[str | None, typer.Option(help="Only marks of this name.")] = None,
     session: Annotated[str | None, typer.Option(help="Only marks of this session's messages.")] = None,

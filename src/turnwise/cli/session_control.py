@@ -23,6 +23,7 @@ from turnwise.cli.common import (
     AsJson,
     History,
     Namespace,
+    Server,
     SessionId,
     Store,
     User,
@@ -30,8 +31,10 @@ from turnwise.cli.common import (
     complete_session,
     file_of,
     find_session,
+    is_service,
     missing,
     namespace_of,
+    of_service,
     reading,
     run,
 )
@@ -86,6 +89,7 @@ def say(
     session: SessionId,
     text: Annotated[str, typer.Argument(help="What the assistant says.")],
     *,
+    server: Server = None,
     key: Annotated[str | None, typer.Option(help="The same text with the same key is said once.")] = None,
     user: User = None,
     history: History = None,
@@ -110,6 +114,7 @@ def cancel(
     store: Store,
     id: Id,
     *,
+    server: Server = None,
     reason: Annotated[str, typer.Option(help="Why; the run's record has it.")] = "cancelled by the command line",
     user: User = None,
     history: History = None,
@@ -133,6 +138,7 @@ def approve(
     id: Id,
     call: Call = None,
     *,
+    server: Server = None,
     edited: Annotated[
         str | None, typer.Option("--input", metavar="JSON", help="Other arguments, as a JSON object.")
     ] = None,
@@ -150,6 +156,7 @@ def reject(
     id: Id,
     call: Call = None,
     *,
+    server: Server = None,
     reason: Annotated[str, typer.Option(help="Why; the model is told.")] = "",
     user: User = None,
     history: History = None,
@@ -164,6 +171,7 @@ def end(
     store: Store,
     session: SessionId,
     *,
+    server: Server = None,
     user: User = None,
     history: History = None,
     namespace: Namespace = None,
@@ -184,6 +192,7 @@ def share(
     session: SessionId,
     member: Annotated[str, typer.Argument(help="The user with whom it is shared.")],
     *,
+    server: Server = None,
     role: Annotated[Literal["reader", "member", "owner"], typer.Option(help="What the member may do.")] = "member",
     remove: Annotated[bool, typer.Option("--remove", help="Do not share it with this user any more.")] = False,
     user: User = None,
@@ -208,6 +217,7 @@ def rm(
     store: Store,
     session: SessionId,
     *,
+    server: Server = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     user: User = None,
     history: History = None,
@@ -230,6 +240,7 @@ def fork(
     store: Store,
     session: SessionId,
     *,
+    server: Server = None,
     at: Annotated[
         int | None,
         typer.Option(min=0, max=MAX_COUNT, help="After this turn; after the last one that ended if omitted."),
@@ -255,6 +266,7 @@ def schedule(
     session: SessionId,
     prompt: Annotated[str, typer.Argument(help="What each run begins with.")],
     *,
+    server: Server = None,
     at: Annotated[
         str | None, typer.Option(help="Once, or first, at this time, such as 2030-05-01T09:00:00+02:00.")
     ] = None,
@@ -305,6 +317,7 @@ def unschedule(
     session: SessionId,
     key: Annotated[str, typer.Argument(help="The schedule, as `turnwise schedules` names it.")],
     *,
+    server: Server = None,
     user: User = None,
     history: History = None,
     namespace: Namespace = None,
@@ -414,6 +427,10 @@ async def _acting(
     Raises:
         TurnwiseError: there is no such session or run, or it cannot be changed from here; the message says how.
     """
+    if is_service(place.store):
+        async with of_service(place.store) as remote:
+            yield await _find(remote, id, place.user, has_runs=may in ("cancel", "decide"))
+        return
     placement = _placement(place.store)
     from turnwise.actors.client.without_engine import live
     from turnwise.actors.cluster.ray_address import starts_own_ray
@@ -454,6 +471,10 @@ async def changing(store: str, namespace: str | None, files: str | None = None) 
     Raises:
         TurnwiseError: the store cannot be changed from here; the message says why.
     """
+    if is_service(store):
+        async with of_service(store) as remote:
+            yield remote
+        return
     place, placement = _Place(store, None, None, namespace), _placement(store)
     from turnwise.actors.hosting.placement import Dedicated
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli.common import AsJson, History, SessionId, Store, User, find_session, missing, reading, run
+from turnwise.cli.common import AsJson, History, Server, SessionId, Store, User, find_session, missing, reading, run
 from turnwise.cli.output import console, harmless, is_terminal, one_line, print_json, write
 from turnwise.console.elements.text import ago, number, tokens_spent
 from turnwise.errors import ConfigError, NotFoundError, RunNotFoundError, TurnNotFoundError
@@ -56,6 +56,7 @@ def show(
         typer.Argument(metavar="[TURN]", help="One turn of it: its index, its id, or the id of its run."),
     ] = None,
     *,
+    server: Server = None,
     as_sent: Annotated[
         bool,
         typer.Option(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli.common import AsJson, Command, Cursor, Limit, Namespace, OfUser, Store, missing, reading, run
+from turnwise.cli.common import AsJson, Command, Cursor, Limit, Namespace, OfUser, Server, Store, missing, reading, run
 from turnwise.cli.output import Cell, Column, note, one_line, print_json, print_table, write
 from turnwise.cli.session_control import changing
 from turnwise.console.elements.text import moment, number
@@ -44,7 +44,13 @@ Events = Annotated[
 
 
 @webhooks.command("ls", cls=Command)
-def list_(store: Store, *, user: OfUser = None, as_json: AsJson = False) -> None:
+def list_(
+    store: Store,
+    *,
+    server: Server = None,
+    user: OfUser = None,
+    as_json: AsJson = False,
+) -> None:
     """List webhooks: whom they tell, of what, and how many calls were given up."""
 
     async def work() -> None:
@@ -81,6 +87,7 @@ def add(
     store: Store,
     url: Annotated[str, typer.Argument(metavar="URL", help="Whom to tell: https://...")],
     *,
+    server: Server = None,
     events: Events = None,
     secret: Secret = None,
     user: Annotated[str | None, typer.Option("--user", help="Only of this user's sessions; else of all.")] = None,
@@ -116,6 +123,7 @@ def change(
     store: Store,
     webhook: WebhookId,
     *,
+    server: Server = None,
     url: Annotated[str | None, typer.Option("--url", help="Tell this URL, also of what waits or failed.")] = None,
     events: Events = None,
     enable: Annotated[
@@ -150,6 +158,7 @@ def rotate_secret(
     store: Store,
     webhook: WebhookId,
     *,
+    server: Server = None,
     secret: Secret = None,
     namespace: Namespace = None,
     as_json: AsJson = False,
@@ -169,6 +178,7 @@ def remove(
     store: Store,
     webhook: WebhookId,
     *,
+    server: Server = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     namespace: Namespace = None,
     as_json: AsJson = False,
@@ -187,7 +197,13 @@ def remove(
 
 @webhooks.command("failed", cls=Command)
 def failed(
-    store: Store, webhook: WebhookId, *, limit: Limit = 50, cursor: Cursor = None, as_json: AsJson = False
+    store: Store,
+    webhook: WebhookId,
+    *,
+    server: Server = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the calls of a webhook that were given up: of which session, what they tell, and why they failed."""
 
@@ -230,6 +246,7 @@ def send_again(
         list[str] | None, typer.Argument(metavar="[CALL]...", help="Which failed calls; all of them if omitted.")
     ] = None,
     *,
+    server: Server = None,
     namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:

@@ -1,6 +1,7 @@
 """Whose request it is: `Auth`, and `BearerTokens`, which reads tokens from a mapping, a file or the environment.
 
-The user of a request comes from here and never from its body, so no client can act as another user.
+The user of a request comes from here and never from its body, so no client can act as another user. Operators may: they
+name the user by a header, see `service.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Identity:
     """Of a request without a user, `Auth` returns None, and no identity."""
     is_operator: bool = False
     """An operator's console shows all users' sessions. In the API, an operator has the webhooks, quotas, spending and
-    tenants of all users, and nothing else that other users have not."""
+    tenants of all users, and may act in the place of any user: see `X-Turnwise-User` in the page about HTTP."""
     tenant: Annotated[str | None, PlainValidator(_tenant)] = None
     """If given, the service gives the user this tenant: see `AsyncSessionManager.set_tenant`. It does so at the user's
     first request in each of its processes, and whenever another tenant is named."""

@@ -34,6 +34,8 @@ from turnwise.errors import (
     QuotaExceededError,
     ReadOnlyMemoryError,
     ReadOnlyStoreError,
+    ServiceAwayError,
+    ServiceError,
     SessionLostError,
     SessionOwnerError,
     SessionRevertedError,
@@ -68,6 +70,8 @@ STATUS: Mapping[type[TurnwiseError], int] = {
     WebhookChangedError: 409,
     StoreError: 503,
     SessionLostError: 503,
+    ServiceError: 502,
+    ServiceAwayError: 503,
     UnknownVerbError: 500,
     WireVersionError: 503,
     LongTermMemoryError: 503,
@@ -130,13 +134,21 @@ def problem(status: int, title: str, detail: str, **fields: Any) -> dict[str, An
 
 
 def problem_of(error: TurnwiseError) -> dict[str, Any]:
-    """Return an error as a problem. Its fields that are plain values are members, but `why`, which `detail` has."""
+    """Return an error as a problem, with its fields that JSON has as members: clients make the error of them."""
     status = status_of(error)
-    fields = {name: getattr(error, name) for name in error.fields if name != "why"}
-    plain = {name: value for name, value in fields.items() if isinstance(value, str | int | float | bool | None)}
+    fields = {name: getattr(error, name) for name in error.fields}
+    plain = {name: value for name, value in fields.items() if _is_plain(value)}
     title = name_of(error).replace("_", " ").capitalize()
     # The members that every problem has win over fields with the same names.
     return plain | problem(status, title, str(error), error=name_of(error))
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(member) for key, member in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, str | int | float | bool | None)
 
 
 _TITLES = {

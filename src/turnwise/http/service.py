@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, cast, get_args
+from urllib.parse import unquote
 
 from fastapi import Depends, Query, Request
 from starlette.requests import HTTPConnection
@@ -26,6 +27,9 @@ from turnwise.memory.quotas.records import asked_quotas
 
 ON_DISCONNECT = "X-On-Disconnect"
 """The header in which a request says `keep` or `cancel`: see `HttpSettings.on_disconnect`."""
+
+ON_BEHALF_OF = "X-Turnwise-User"
+"""The header in which an operator's request names the user in whose place it acts, percent-encoded."""
 
 MAX_WEBHOOKS_PER_USER = "max_webhooks_per_user"
 """The setting that lets users have webhooks."""
@@ -175,8 +179,13 @@ class Caller:
         """The arguments by which the manager finds what it is about: `user_id`, and `as_user` for what is shared."""
         return whose(self.user_id, self.owner)
 
-    def in_place_of(self, user_id: str | None) -> Caller:
-        """Return who decides about a run that may be another user's: an operator acts in the place of that user.
+    @property
+    def sees_all(self) -> bool:
+        """Whether the caller may see what all users have: operators, and everybody without authentication."""
+        return self.identity is None or self.identity.is_operator
+
+    def in_place_of(self, user_id: str | None, action: str = "decide about runs of others") -> Caller:
+        """Return who acts for a user: an operator may act in the place of any user, others only for themselves.
 
         Args:
             user_id: whom the request names; None for the caller.
@@ -187,10 +196,9 @@ class Caller:
         if user_id in (None, self.user_id):
             return self
         if self.identity is not None and not self.identity.is_operator:
-            raise OperatorsOnlyError(self.user_id, "decide about runs of others", "leave `user` out")
-        return replace(
-            self, identity=Identity(str(user_id), is_operator=True), owner=None if self.owner == user_id else self.owner
-        )
+            raise OperatorsOnlyError(self.user_id, action, "leave the user out")
+        identity = Identity(str(user_id), is_operator=True)
+        return replace(self, identity=identity, owner=None if self.owner == user_id else self.owner)
 
     def reserve_stream(self, *, is_needed: bool = True) -> ExitStack:
         """Reserve one of the streams that may be open, for a stream or a wait.
@@ -233,13 +241,21 @@ async def _caller(request: Request) -> Caller:
     choice = request.headers.get(ON_DISCONNECT, service.settings.on_disconnect)
     if choice not in get_args(OnDisconnect):
         raise InvalidInputError(ON_DISCONNECT, shown(choice), "it must be 'keep' or 'cancel'")
-    return Caller(service, await service.identify(request), cast(OnDisconnect, choice))
+    caller = Caller(service, await service.identify(request), cast(OnDisconnect, choice))
+    named = request.headers.get(ON_BEHALF_OF)
+    return caller if named is None else caller.in_place_of(unquote(named), "act for others")
 
 
 def check_operator(caller: Caller, deed: str, remedy: str = "ask an operator") -> None:
     """Raise OperatorsOnlyError unless the caller is an operator, or the service has no authentication."""
     if caller.identity is not None and not caller.identity.is_operator:
         raise OperatorsOnlyError(caller.user_id, deed, remedy)
+
+
+def check_may_name(caller: Caller, tenant: str | None) -> None:
+    """Raise OperatorsOnlyError if somebody names a tenant who is no operator."""
+    if tenant is not None:
+        check_operator(caller, "ask about a tenant", "leave `tenant` out")
 
 
 def check_may_approve(identity: Identity | None, call_id: str) -> None:

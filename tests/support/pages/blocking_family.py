@@ -1,4 +1,4 @@
-"""Makes the blocking family, actors/client/blocking, from the text of the asynchronous one: `make blocking`."""
+"""Makes the blocking families of actors/client and src/turnwise/client from the asynchronous ones: `make blocking`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,21 @@ MODULES = (
 )
 """The modules that are written once."""
 
-HEADER = "# Made from actors/client/{name}.py by `make blocking`: change that file.\n"
+REMOTE = ROOT / "src/turnwise/client"
 
-NAMES = {"__aenter__": "__enter__", "__aexit__": "__exit__"}
+REMOTE_MODULES = ("connection", "execution", "files", "session", "session_memory", "webhooks", "manager")
+"""Likewise, of the client of a service."""
+
+HEADER = "# Made from {path} by `make blocking`: change that file.\n"
+
+NAMES = {
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
+    "aclose": "close",
+    "aread": "read",
+    "aiter_bytes": "iter_bytes",
+    "aiter_lines": "iter_lines",
+}
 """Names that are others in the blocking family, besides those that begin with `Async`."""
 
 UNWRAPPED = {"Awaitable"}
@@ -86,6 +98,39 @@ A session as a memory with three verbs, for programs that call their models them
     manager. Sessions that run their engine need none of this. Each verb raises what those of `Session` raise.
 """,
     },
+    "src/turnwise/client/manager.py": {
+        "`RemoteManager` with coroutine methods. Use it on one event loop.\n": (
+            "Opens, finds and lists the sessions of a service. Safe to use from many threads.\n"
+        ),
+        """\
+        token: what is sent as `Authorization: Bearer`, or a function that returns it for each request; in the
+            asynchronous family it may be a coroutine function.
+""": "        token: what is sent as `Authorization: Bearer`, or a function that returns it for each request.\n",
+        "such as `httpx2.ASGITransport(app)` in tests": "such as `httpx2.HTTPTransport(uds=...)`",
+    },
+    "src/turnwise/client/session.py": {
+        "`RemoteSession` with its methods as coroutines: any number at once; they take effect one at a time.\n": (
+            "A conversation of a service. Methods may be called from many threads; they take effect one at a time.\n"
+        ),
+    },
+    "src/turnwise/client/execution.py": {
+        "`RemoteExecutionHandle` with its verbs as coroutines; `await handle` is `await handle.wait()`.\n": (
+            "A run of a service: wait for it, follow it or cancel it, from any process.\n"
+        ),
+    },
+    "src/turnwise/client/session_memory.py": {
+        "`RemoteSessionMemory` with its verbs as coroutines: those of `SessionMemory`, which says more.": (
+            "Long-term memories and working memory. The verbs are those of `SessionMemory`, which says more."
+        ),
+    },
+    "src/turnwise/client/files.py": {
+        "`RemoteFiles` with its verbs as coroutines.\n": "The files of a session of a service, or of a user.\n",
+    },
+    "src/turnwise/client/webhooks.py": {
+        "`RemoteWebhook` with its verbs as coroutines: those of `Webhook`.": (
+            "A URL that a service tells of what happens in sessions. The verbs are those of `Webhook`."
+        ),
+    },
     "subscriptions": {
         "Calls a function, or a coroutine function, with events, in a task of its own, until it is closed.": (
             "Calls a function with events, in a thread of its own, until it is closed. Also a context manager."
@@ -97,24 +142,27 @@ A session as a memory with three verbs, for programs that call their models them
 
 def family() -> Mapping[Path, str]:
     """Return the text of each module of the blocking family, by its path."""
-    texts = {name: blocking_text(name, (CLIENT / f"{name}.py").read_text(encoding="utf-8")) for name in MODULES}
-    return {BLOCKING / f"{name}.py": tidied(text) for name, text in texts.items()}
+    modules = [CLIENT / f"{name}.py" for name in MODULES] + [REMOTE / f"{name}.py" for name in REMOTE_MODULES]
+    texts = {path: blocking_text(path, path.read_text(encoding="utf-8")) for path in modules}
+    return {path.parent / "blocking" / path.name: tidied(text) for path, text in texts.items()}
 
 
-def blocking_text(name: str, text: str) -> str:
+def blocking_text(path: Path, text: str) -> str:
     """Return the blocking text of a module, before it is tidied.
 
     Raises:
         ValueError: the module no longer has one of the phrases.
     """
-    for phrase, replacement in PHRASES.get(name, {}).items():
+    name = path.relative_to(ROOT).as_posix()
+    for phrase, replacement in PHRASES.get(path.stem if path.parent == CLIENT else name, {}).items():
         if text.count(phrase) != 1:
-            raise ValueError(f"{name}.py has {text.count(phrase)} times, not once: {phrase}")
+            raise ValueError(f"{name} has {text.count(phrase)} times, not once: {phrase}")
         text = text.replace(phrase, replacement)
-    modules = "|".join((*MODULES, "steps"))
-    text = re.sub(rf"\bturnwise\.actors\.client\.({modules})\b", r"turnwise.actors.client.blocking.\1", text)
-    text = text.replace("from turnwise.actors.client import steps", "from turnwise.actors.client.blocking import steps")
-    return HEADER.format(name=name) + replaced(without_methods(text))
+    for package, modules in (("actors.client", MODULES), ("client", REMOTE_MODULES)):
+        names = "|".join((*modules, "steps"))
+        text = re.sub(rf"\bturnwise\.{package}\.({names})\b", rf"turnwise.{package}.blocking.\1", text)
+        text = text.replace(f"from turnwise.{package} import steps", f"from turnwise.{package}.blocking import steps")
+    return HEADER.format(path=name) + replaced(without_methods(text))
 
 
 def without_methods(text: str) -> str:

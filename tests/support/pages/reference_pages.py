@@ -16,6 +16,7 @@ import turnwise
 from turnwise import (
     adapters,
     blocks,
+    client,
     conformance,
     console,
     dataset,
@@ -50,7 +51,7 @@ MODULES = {
     },
     **{
         module.__name__: (module.__doc__ or "")
-        for module in (conformance, replay, testing, http, console, telemetry, adapters)
+        for module in (conformance, replay, testing, http, client, console, telemetry, adapters)
     },
 }
 
@@ -59,7 +60,9 @@ OTHER_VARIABLES = {
     "TURNWISE_HTTP_TOKENS": (
         "Bearer tokens as JSON, for `turnwise serve` without other tokens, and for `BearerTokens.from_environment()`."
     ),
-    "TURNWISE_TOKEN": "The token in the commands that `turnwise serve` prints; the service does not read it.",
+    "TURNWISE_TOKEN": (
+        "The token of commands with `--server`, and in those that `turnwise serve` prints; no service reads it."
+    ),
     "TURNWISE_WEBHOOK_SECRET": "The secret of the webhook that `turnwise webhooks add` adds; a random one without it.",
     "TURNWISE_SEED": "The one seed, or case, that `turnwise.testing.explore` and `exhaust` replay.",
     "OPENAI_API_KEY": "The key of `OpenAIEngine`, read where the engine is built: in the session's process.",

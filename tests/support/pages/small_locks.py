@@ -1,6 +1,7 @@
 """Makes the locks of smaller installs from requirements.lock: `make small-locks`.
 
-requirements-no-vectors.lock lacks Chroma and what only it needs; requirements-in-process.lock lacks Ray as well.
+requirements-no-vectors.lock lacks Chroma and what only it needs; requirements-in-process.lock lacks Ray as well;
+requirements-client.lock has what `turnwise.client` needs, and nothing more.
 """
 
 from __future__ import annotations
@@ -15,7 +16,21 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[3]
 
-LOCKS = {"requirements-no-vectors.lock": {"chromadb"}, "requirements-in-process.lock": {"chromadb", "ray"}}
+CLIENT = "requirements-client.lock"
+
+NEEDED_BY_CLIENT = {"httpx2", "jsonschema", "pydantic"}
+"""What `turnwise.client` imports, of turnwise's requirements."""
+
+
+def _direct() -> set[str]:
+    return {canonicalize_name(Requirement(line).name) for line in requires("turnwise") or [] if "extra ==" not in line}
+
+
+LOCKS: dict[str, set[str]] = {
+    "requirements-no-vectors.lock": {"chromadb"},
+    "requirements-in-process.lock": {"chromadb", "ray"},
+    CLIENT: _direct() - NEEDED_BY_CLIENT,
+}
 """The locks, and which of turnwise's requirements each lacks."""
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli.common import AsJson, Command, Namespace, OfAgent, OfTenant, OfUser, Store, reading, run
+from turnwise.cli.common import AsJson, Command, Namespace, OfAgent, OfTenant, OfUser, Server, Store, reading, run
 from turnwise.cli.output import Cell, Column, one_line, print_json, print_table, write
 from turnwise.cli.session_control import changing
 from turnwise.console.elements.text import moment, number
@@ -21,7 +21,13 @@ _COST_DIGITS = 6
 
 @quotas.command("ls", cls=Command)
 def list_(
-    store: Store, *, user: OfUser = None, agent: OfAgent = None, tenant: OfTenant = None, as_json: AsJson = False
+    store: Store,
+    *,
+    server: Server = None,
+    user: OfUser = None,
+    agent: OfAgent = None,
+    tenant: OfTenant = None,
+    as_json: AsJson = False,
 ) -> None:
     """List quotas. With --user, those that limit this user, and what was used of those of each user."""
 
@@ -58,6 +64,7 @@ def _amount(amount: float) -> str:
 def set_(
     store: Store,
     *,
+    server: Server = None,
     user: Annotated[str | None, typer.Option("--user", help="Of this user; '*' for each. Else of all.")] = None,
     agent: Annotated[str | None, typer.Option("--agent", help="Of this agent's sessions; '*' for each agent.")] = None,
     tenant: Annotated[str | None, typer.Option("--tenant", help="Of this tenant's users; '*' for each tenant.")] = None,
@@ -91,6 +98,7 @@ def rm(
     store: Store,
     quota: Annotated[str, typer.Argument(metavar="QUOTA", help="The quota, as `turnwise quotas ls` names it.")],
     *,
+    server: Server = None,
     namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:

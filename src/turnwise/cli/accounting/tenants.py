@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from turnwise.cli.common import AsJson, Command, Cursor, Limit, Namespace, Store, reading, run
+from turnwise.cli.common import AsJson, Command, Cursor, Limit, Namespace, Server, Store, reading, run
 from turnwise.cli.output import Column, note, one_line, print_json, print_table, write
 from turnwise.cli.session_control import changing
 
@@ -17,7 +17,14 @@ TenantName = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant, o
 
 
 @tenants.command("ls", cls=Command)
-def list_(store: Store, *, limit: Limit = 100, cursor: Cursor = None, as_json: AsJson = False) -> None:
+def list_(
+    store: Store,
+    *,
+    server: Server = None,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+    as_json: AsJson = False,
+) -> None:
     """List tenants, and how many users have each."""
 
     async def work() -> None:
@@ -36,7 +43,13 @@ def list_(store: Store, *, limit: Limit = 100, cursor: Cursor = None, as_json: A
 
 @tenants.command("users", cls=Command)
 def users(
-    store: Store, tenant: TenantName, *, limit: Limit = 100, cursor: Cursor = None, as_json: AsJson = False
+    store: Store,
+    tenant: TenantName,
+    *,
+    server: Server = None,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the users of a tenant."""
 
@@ -55,13 +68,28 @@ def users(
 
 
 @tenants.command("set", cls=Command)
-def set_(store: Store, user: User, tenant: TenantName, *, namespace: Namespace = None, as_json: AsJson = False) -> None:
+def set_(
+    store: Store,
+    user: User,
+    tenant: TenantName,
+    *,
+    server: Server = None,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
     """Give a user a tenant, in place of an earlier one."""
     _set(store, user, tenant, namespace, as_json=as_json)
 
 
 @tenants.command("rm", cls=Command)
-def rm(store: Store, user: User, *, namespace: Namespace = None, as_json: AsJson = False) -> None:
+def rm(
+    store: Store,
+    user: User,
+    *,
+    server: Server = None,
+    namespace: Namespace = None,
+    as_json: AsJson = False,
+) -> None:
     """Remove the tenant of a user."""
     _set(store, user, None, namespace, as_json=as_json)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli.common import AsJson, OfAgent, OfTenant, OfUser, Store, reading, run
+from turnwise.cli.common import AsJson, OfAgent, OfTenant, OfUser, Server, Store, reading, run
 from turnwise.cli.output import Cell, Column, print_json, print_table
 from turnwise.console.elements.text import number
 
@@ -23,6 +23,7 @@ _COLUMNS = (
 def usage(
     store: Store,
     *,
+    server: Server = None,
     by: Annotated[
         str,
         typer.Option(help="What to split the sums by: day, user, agent, session, kind, model, tool, tenant, engine."),

@@ -9,11 +9,24 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from turnwise.cli.common import STORE, AsJson, Command, Namespace, check_free, imported, joined, no_session
+from turnwise.cli.common import (
+    STORE,
+    AsJson,
+    Command,
+    Namespace,
+    Server,
+    check_free,
+    imported,
+    is_service,
+    joined,
+    no_session,
+    remote_settings,
+    service_url,
+)
 from turnwise.cli.output import console
 from turnwise.errors import ConfigError, NotFoundError, SessionNotFoundError
 from turnwise.memory.stores.urls import redact, resolve_url
@@ -39,7 +52,7 @@ class ChatCommand(Command):
         options, _, _ = self.make_parser(ctx).parse_args(args=list(args))
         if "://" in (options.get("store") or "") or options.get("help") or ctx.resilient_parsing:
             return args
-        return [os.environ.get(STORE, ""), *args]
+        return [service_url(ctx, options.get("server")) or os.environ.get(STORE, ""), *args]
 
 
 def chat(
@@ -58,6 +71,7 @@ def chat(
         typer.Argument(metavar="[SESSION]", help="The id of the session to go on with; a new one if omitted."),
     ] = None,
     *,
+    server: Server = None,
     create: Annotated[bool, typer.Option("--create", help="Make the session if there is none with this id.")] = False,
     user: Annotated[str | None, typer.Option(help="The user who talks; 'default' if omitted.")] = None,
     model: Annotated[
@@ -94,9 +108,11 @@ def chat(
             "as_json": as_json,
             "is_kept": bool(store or not demo),
         }
+        if server is not None and (system or tools or memory or model or base_url or demo):
+            raise ConfigError("--server", server, "its engine answers: leave out what says how a model does")
         if demo and not store:
             store = stack.enter_context(demo_store())
-        engine, name = engine_of(model, base_url, system, tools or (), demo=demo)
+        engine, name = (None, server) if server else engine_of(model, base_url, system, tools or (), demo=demo)
         code = _talk(store or DEFAULT_STORE, engine, name, session, **settings)
     raise typer.Exit(code)
 
@@ -151,7 +167,7 @@ def _tools(path: str) -> list[Any]:
 
 def _talk(
     store: str,
-    engine: EngineBuilder,
+    engine: EngineBuilder | None,
     model: str,
     session_id: str | None,
     *,
@@ -162,16 +178,21 @@ def _talk(
     as_json: bool,
     is_kept: bool,
 ) -> int:
-    """Hold the conversation; return the exit code."""
+    """Hold the conversation; return the exit code.
+
+    Args:
+        engine: None if the store is that of a service, which answers by its own.
+    """
     from turnwise.actors.cluster.ray_address import ray_to_join
     from turnwise.cli.chat.answers import Answers
     from turnwise.cli.chat.conversation import HELP, Conversation
     from turnwise.cli.chat.line_editor import LineEditor
 
-    check_free(store)
+    if not is_service(store):
+        check_free(store)
     lines = LineEditor([f"{command} " for command in HELP])
     answers = Answers(console(), console(stderr=not (lines.is_terminal and sys.stdout.isatty())))
-    if ray_to_join():
+    if not is_service(store) and ray_to_join():
         answers.wait("connecting to Ray")
     try:
         from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
@@ -193,14 +214,19 @@ def _talk(
             session.delete()  # nobody would look for it
         elif lines.is_terminal and is_kept:
             user_option = "" if user is None else f" --user {shlex.quote(user)}"
-            answers.note(f"go on with: turnwise chat {redact(store)} {talk.session.id}{user_option}")
+            place = f"--server {store}" if is_service(store) else redact(store)
+            answers.note(f"go on with: turnwise chat {place} {talk.session.id}{user_option}")
     return code
 
 
 def _manager(
-    store: str, engine: EngineBuilder, key: SessionKey | None, memory: str | None, named: str | None
+    store: str, engine: EngineBuilder | None, key: SessionKey | None, memory: str | None, named: str | None
 ) -> SessionManager:
-    """Join Ray if there is one, and open the store."""
+    """Join Ray if there is one, and open the store; or use a service."""
+    if engine is None:
+        from turnwise.client.blocking.manager import RemoteManager
+
+        return cast("SessionManager", RemoteManager(store, **remote_settings()))
     from turnwise.actors.client.blocking.manager import SessionManager
 
     memories = []

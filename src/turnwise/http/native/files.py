@@ -44,6 +44,7 @@ class FileShown(Shown):
     """Pass it as `file` of an image or a document among prompts."""
     session_id: str | None
     """The session that has it; null if it belongs to the user and to no session."""
+    user_id: str
     name: str
     media_type: str
     size: int

@@ -6,15 +6,18 @@ A thread holds Python's lock while it encodes one member, not the whole list.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
+from pydantic import TypeAdapter
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from turnwise.http.native.models import BlocksShown, MessagesShown, Shown, TurnShown
-from turnwise.memory.conversation.blocks import AnyBlock
-from turnwise.memory.conversation.spans import size
+from turnwise.actors.hosting.wire import PackedTurn
+from turnwise.http.native.models import BlocksShown, MessagesShown, Shown, Snapshot, TurnShown
+from turnwise.memory.conversation.blocks import AnyBlock, decode
+from turnwise.memory.conversation.spans import Span, Spans, size, union
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.views.message_formats import Messages
 
@@ -64,3 +67,45 @@ def _encoded(empty: Shown, name: str, members: Iterable[Any]) -> bytes:
         b",".join(to_json(member) for member in members),
         b"}" if other_fields == b"{}" else b"," + other_fields[1:],
     )
+
+
+async def snapshot_of(turn: Turn, held: Spans) -> Snapshot:
+    """Return a turn as part of the answer of a route; see `Snapshot`."""
+    packed = await PackedTurn.pack(turn, held)
+    names = {name: getattr(packed, name) for name in ("session_id", "record", "branches", "source", "spans")}
+    return Snapshot.model_construct(**names, blocks=list(map(decode, packed.blocks)))
+
+
+async def snapshot_answer(turn: Turn | None, held: Spans) -> Any:
+    """Return a turn as the answer of a route; see `Snapshot`."""
+    if turn is None:
+        return Response(b"null", media_type="application/json")
+    packed = await PackedTurn.pack(turn, held)
+    encoded = partial(snapshot_bytes, packed)
+    body = encoded() if len(packed.blocks) <= _SHORT else await asyncio.to_thread(encoded)
+    return Response(body, media_type="application/json")
+
+
+async def snapshots_answer(turns: Sequence[Turn], held: Spans, next: int | None) -> Any:
+    """Return turns as the answer of a route, each with the blocks that neither the client nor an earlier one has."""
+    packed: list[PackedTurn] = []
+    for turn in turns:
+        packed.append(await PackedTurn.pack(turn, held))
+        source = Span(packed[-1].source, 0, 1)
+        held = union(held if source in held else (source,), packed[-1].spans)
+
+    def encoded() -> bytes:
+        return b'{"items":[%s],"next":%s}' % (b",".join(map(snapshot_bytes, packed)), to_json(next))
+
+    body = encoded() if sum(len(turn.blocks) for turn in packed) <= _SHORT else await asyncio.to_thread(encoded)
+    return Response(body, media_type="application/json")
+
+
+def snapshot_bytes(packed: PackedTurn) -> bytes:
+    """Return a turn as JSON; its blocks are encoded already."""
+    names = {name: getattr(packed, name) for name in ("session_id", "record", "branches", "source", "spans")}
+    members = [b'"%s":%s' % (name.encode(), _JSON.dump_json(value)) for name, value in names.items()]
+    return b'{%s,"blocks":[%s]}' % (b",".join(members), ",".join(packed.blocks).encode())
+
+
+_JSON: TypeAdapter[Any] = TypeAdapter(Any)

@@ -13,7 +13,7 @@ from turnwise.http.middleware.paths import InPath
 from turnwise.http.native.models import Body, MarkShown, Shown, example
 from turnwise.http.native.sessions import CONFLICT, Cursor, Limit
 from turnwise.http.problems import documented
-from turnwise.http.service import MemberCaller, RequestCaller
+from turnwise.http.service import MemberCaller, RequestCaller, check_operator
 from turnwise.memory.conversation.marks import MarkedMessage
 from turnwise.memory.stores.base import Page
 
@@ -34,6 +34,8 @@ class SetMark(Body):
 
     value: JsonValue
     """Any JSON but null, of at most 4,096 bytes."""
+    by: str | None = None
+    """Who marks it; only operators may name another than themselves, and whoever asks without authentication."""
 
 
 class MarkedMessageShown(Shown):
@@ -42,6 +44,7 @@ class MarkedMessageShown(Shown):
     id: str
     """The id of the message."""
     session_id: str
+    user_id: str
     turn_index: int
     number: int
     mark: MarkShown
@@ -72,7 +75,10 @@ class MarkCounts(Shown):
 )
 async def set_mark(session_id: InPath, cursor: InPath, name: InPath, body: SetMark, caller: MemberCaller) -> MarkShown:
     """`cursor` is that of a listed message, whose turn has ended. The mark names the user who sets it."""
-    by = caller.identity.user_id if caller.identity else None
+    own = caller.identity.user_id if caller.identity else None
+    if body.by not in (None, own):
+        check_operator(caller, "set marks of others", "leave `by` out")
+    by = body.by or own
     mark = await caller.on_session(session_id, lambda session: _set(session, cursor, name, body.value, by))
     return MarkShown.model_validate(mark)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -24,6 +23,7 @@ from turnwise.errors import (
     RunReplacedError,
     TurnwiseError,
     shown,
+    word_of,
 )
 from turnwise.http.bounded import Bounds, within_bounds
 from turnwise.memory.conversation.blocks import (
@@ -41,6 +41,7 @@ from turnwise.memory.conversation.blocks import (
     ToolUse,
     User,
 )
+from turnwise.memory.conversation.branches import Branches
 from turnwise.memory.conversation.calls.run_tools import MAX_TOOLS
 from turnwise.memory.conversation.calls.tool_calls import PendingCall, Wants
 from turnwise.memory.conversation.events import AnyEvent, Phase
@@ -48,7 +49,8 @@ from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.output_type import MAX_RETRIES
 from turnwise.memory.conversation.runs import FinishClass, IfBusy, RunRecord, RunState
 from turnwise.memory.conversation.sessions import MAX_TITLE_CHARS, MemberRole, SessionKey, SessionRecord, SessionStatus
-from turnwise.memory.conversation.turns import Turn, TurnStatus
+from turnwise.memory.conversation.spans import Spans
+from turnwise.memory.conversation.turns import Turn, TurnRecord, TurnStatus
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.conversation.views.chat_messages import ChatMessage
 from turnwise.memory.conversation.views.steps import Step
@@ -66,7 +68,7 @@ JsonObject = dict[str, Any]
 
 def name_of(error: TurnwiseError) -> str:
     """Return an error's name as a word for programs: `SessionBusyError` is `session_busy`."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__.removesuffix("Error")).lower()
+    return word_of(type(error))
 
 
 def example(**fields: Any) -> ConfigDict:
@@ -171,6 +173,8 @@ class ForkSession(Body):
     """The index of the last turn that it has; by default the last turn that has ended."""
     id: str | None = None
     """Its id; a new one if omitted."""
+    schedules: bool = False
+    """Whether it gets a copy of each schedule."""
 
 
 class ClearSession(Body):
@@ -184,6 +188,13 @@ class ClearSession(Body):
     """If false, memories keep what they have of the turns."""
     verify: bool = False
     """Whether memories are checked afterwards for remains."""
+
+
+class ClearOne(ClearSession):
+    """Which messages of a session to remove."""
+
+    updated_at: float | None = None
+    """Only if the session's last change was at this time."""
 
 
 class UseEngine(Body):
@@ -219,6 +230,15 @@ class Append(Body):
     bounds: ClassVar[Bounds] = PROMPT_BOUNDS
 
     prompt: TextOrBlocks
+
+
+class SendMessage(Body):
+    """A message to another session of the user."""
+
+    model_config = example(to_session="chat-2", text="The museum is closed on Monday.")
+
+    to_session: str
+    text: str
 
 
 class Say(Body):
@@ -546,6 +566,10 @@ class SessionShown(Shown):
     params: JsonObject
     members: dict[str, MemberRole]
     """The roles of those who share it with its user."""
+    called_by: str | None
+    """The session whose tool has called it as an agent."""
+    marks: int
+    """How many marks its messages have."""
 
     @classmethod
     def fields_of(cls, record: SessionRecord) -> JsonObject:
@@ -715,6 +739,23 @@ class SearchPage(Shown):
         return cls(items=[SearchHitShown.model_validate(hit) for hit in page], cursor=page.cursor)
 
 
+class Snapshot(Shown):
+    """A turn as its record, with the blocks that the client does not hold yet.
+
+    The record says by spans, which are ranges of positions in logs of blocks, what the model was given and answered.
+    """
+
+    session_id: str
+    record: TurnRecord
+    branches: Branches
+    """Which turns of the session came in place of earlier ones."""
+    source: str
+    """Names the copy of the logs that the blocks come from."""
+    spans: Spans
+    """The positions of `blocks`."""
+    blocks: list[AnyBlock]
+
+
 class TurnShown(Shown):
     """A turn: what was asked, and what was answered."""
 
@@ -741,6 +782,8 @@ class TurnShown(Shown):
     """The turns that the session has had in its place, by age, itself included."""
     blocks: list[AnyBlock]
     """What the turn added; with `snapshot`, all that the model was given and what it answered."""
+    snapshot: Snapshot | None = None
+    """With `held`: the turn as a record."""
 
     @classmethod
     def of(cls, turn: Turn, *, snapshot: bool = False, blocks: list[AnyBlock] | None = None) -> Self:
@@ -768,12 +811,32 @@ class TurnShown(Shown):
         )
 
 
+class SnapshotPage(Shown):
+    """Turns as records, by index."""
+
+    items: list[Snapshot]
+    next: int | None
+    """Pass it as `after` to get the next page; null if there is none."""
+
+
 class TurnPage(Shown):
     """Turns, by index."""
 
     items: list[TurnShown]
     next: int | None
     """Pass it as `after` to get the next page; null if there is none."""
+
+
+class CompactedPart(Shown):
+    """What becomes of a part of the window."""
+
+    start: int
+    """Its first block."""
+    stop: int
+    """The block behind its last one."""
+    fate: Literal["kept", "dropped", "summarised", "flushed"]
+    tokens: int
+    why: str
 
 
 class CompactionShown(Shown):
@@ -784,6 +847,8 @@ class CompactionShown(Shown):
     tokens_after: int
     reasons: list[str]
     """A line for each part of the window."""
+    parts: list[CompactedPart]
+    """The parts of the window, in order."""
     summary: str | None
     done: bool
 
@@ -792,7 +857,11 @@ class CompactionShown(Shown):
         named = {
             name: getattr(compaction, name) for name in ("strategy", "tokens_before", "tokens_after", "summary", "done")
         }
-        return cls(**named, reasons=list(map(str, compaction.reasons)))
+        parts = [
+            CompactedPart(start=part.start, stop=part.stop, fate=fate, tokens=tokens, why=why)
+            for part, fate, tokens, why in compaction.reasons
+        ]
+        return cls(**named, reasons=list(map(str, compaction.reasons)), parts=parts)
 
 
 class BlocksShown(Shown):
@@ -827,6 +896,8 @@ class ForgottenShown(Shown):
     """Sessions that had a run, so nothing of them was removed when all were cleared."""
     items: dict[str, int] = {}
     erased: dict[str, ErasureShown] = {}
+    was_checked: bool = False
+    """Whether a verification was made in all memories."""
     verified: bool = False
 
     @classmethod
@@ -837,7 +908,8 @@ class ForgottenShown(Shown):
             name: ErasureShown.model_validate({**_plain(erasure), "found": list(erasure.found)})
             for name, erasure in done.erased.items()
         }
-        return cls(**counts, in_use=list(done.in_use), items=dict(done.items), erased=erased, verified=done.verified)
+        checks = {"was_checked": done.was_checked, "verified": done.verified}
+        return cls(**counts, in_use=list(done.in_use), items=dict(done.items), erased=erased, **checks)
 
 
 def _plain(erasure: Any) -> JsonObject:
@@ -918,6 +990,8 @@ class RunResult(RunStarted):
     usage: UsageShown | None = None
     error: RunError | None = None
     """Why it ended, if it did not complete."""
+    snapshot: Snapshot | None = None
+    """With `held`: its turn, or what was kept of it; null while the run goes on."""
 
     @classmethod
     def open(cls, execution: AsyncExecutionHandle, state: RunState) -> Self:
@@ -979,6 +1053,16 @@ class RunShown(Shown):
     """The type of its answer: a JSON `schema`, and how many `retries` the model has."""
     says: str | None
     """Its answer, if it asks no model: see `POST /v1/sessions/{session_id}/say`."""
+    instructions: str | None
+    """The system prompt of this run alone."""
+    tools: JsonObject
+    """The tools of this run alone, by name."""
+    overflow: JsonObject | None
+    """How this run alone shortens its requests."""
+    first_seq: int
+    """The number of its first event."""
+    calls: JsonObject
+    """The states of its tool calls, without their results, by call id."""
 
     @classmethod
     def of(cls, record: RunRecord) -> Self:

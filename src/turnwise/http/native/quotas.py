@@ -10,10 +10,9 @@ from pydantic import Field
 from turnwise.errors import OperatorsOnlyError, QuotaNotFoundError
 from turnwise.http.middleware.paths import InPath
 from turnwise.http.native.models import Body, Shown, example
-from turnwise.http.native.sessions import NOT_FOUND, Agent
-from turnwise.http.native.tenants import OfTenant, check_may_name
+from turnwise.http.native.sessions import NOT_FOUND, Agent, OfTenant
 from turnwise.http.problems import documented
-from turnwise.http.service import RequestCaller, check_operator
+from turnwise.http.service import RequestCaller, check_may_name, check_operator
 from turnwise.memory.quotas.records import Quota, QuotaPeriod, QuotaThen, QuotaUnit, QuotaUse
 
 router = APIRouter(

@@ -13,7 +13,7 @@ from turnwise.actors.client.agent_tree import agents_of
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.errors import InvalidInputError, RunEndedError, SessionBusyError, WaitTimeoutError, shown
 from turnwise.http.middleware.paths import InPath, path_of
-from turnwise.http.native.long_answers import turn_answer
+from turnwise.http.native.long_answers import snapshot_answer, snapshot_of, turn_answer
 from turnwise.http.native.models import (
     AddEvent,
     AgentsShown,
@@ -34,6 +34,7 @@ from turnwise.http.native.models import (
     RunShown,
     RunStarted,
     Say,
+    Snapshot,
     Steps,
     TurnShown,
     prompts_of,
@@ -45,13 +46,17 @@ from turnwise.http.native.sessions import (
     After,
     Agent,
     Cursor,
+    Held,
     Limit,
+    OfAll,
     OfLabels,
+    OfTenant,
     Streams,
     Wait,
+    users_of,
 )
 from turnwise.http.problems import BUSY, answer, documented, problem_of
-from turnwise.http.service import Caller, MemberCaller, RequestCaller, check_may_approve
+from turnwise.http.service import Caller, MemberCaller, RequestCaller, check_may_approve, check_may_name
 from turnwise.http.sse import (
     PAGE,
     SILENCE_S,
@@ -63,6 +68,8 @@ from turnwise.http.sse import (
     wait_for,
 )
 from turnwise.memory.conversation.runs import IfBusy, RunState, Until
+from turnwise.memory.conversation.spans import Spans
+from turnwise.memory.conversation.turns import Turn
 
 router = APIRouter(
     prefix="/v1",
@@ -228,25 +235,30 @@ async def _waited(
     wait_s: float,
     until: Until,
     *,
+    held: Spans | None = None,
     reserved: ExitStack | None = None,
 ) -> RunResult:
-    work = _result(execution, min(wait_s, caller.service.settings.max_wait_s), until)
-    result = await wait_for(request, caller, work, on_leave=_canceller(caller, execution), reserved=reserved)
-    return result or await _result(execution, 0.0, until)
+    """Return the run as it is after a wait; with `held`, with its turn and the blocks that the client lacks."""
+    work = _outcome(execution, min(wait_s, caller.service.settings.max_wait_s), until)
+    outcome = await wait_for(request, caller, work, on_leave=_canceller(caller, execution), reserved=reserved)
+    result, turn = outcome or await _outcome(execution, 0.0, until)
+    if turn is not None and held is not None:
+        result.snapshot = await snapshot_of(turn, held)
+    return result
 
 
-async def _result(execution: AsyncExecutionHandle, timeout_s: float, until: Until) -> RunResult:
+async def _outcome(execution: AsyncExecutionHandle, timeout_s: float, until: Until) -> tuple[RunResult, Turn | None]:
     try:
         turn = await execution.wait(timeout_s, until=until)
     except RunEndedError as error:
-        return RunResult.ended(execution, error.turn, error)
+        return RunResult.ended(execution, error.turn, error), error.turn
     except WaitTimeoutError as error:
         if error.state == "unknown":
             raise
-        return RunResult.open(execution, error.state)
+        return RunResult.open(execution, error.state), None
     if turn.record.is_open:
-        return RunResult.open(execution, "awaiting_approval")
-    return RunResult.ended(execution, turn, None)
+        return RunResult.open(execution, "awaiting_approval"), turn
+    return RunResult.ended(execution, turn, None), turn
 
 
 def _canceller(caller: Caller, execution: AsyncExecutionHandle) -> Callable[[], None] | None:
@@ -272,12 +284,15 @@ async def list_runs(
     labels: OfLabels,
     engine: Annotated[str | None, Query(description="Only runs of the engine of this name.")] = None,
     since: Annotated[float | None, Query(description="Only if created at this time or later.")] = None,
+    tenant: OfTenant = None,
+    all: OfAll = False,
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> RunPage:
+    check_may_name(caller, tenant)
     query: dict[str, Any] = {"agent": agent, "state": state, "parent": parent, "labels": labels, "since": since}
-    query["engine"] = engine
-    return RunPage.of(await caller.manager.runs(user_id=caller.user_id, cursor=cursor, limit=limit, **query))
+    query |= {"engine": engine, "tenant": tenant}
+    return RunPage.of(await caller.manager.runs(user_id=users_of(caller, all), cursor=cursor, limit=limit, **query))
 
 
 @router.get("/runs/{run_id}", summary="Get a run's record", responses=NOT_FOUND)
@@ -294,9 +309,12 @@ async def wait_for_run(
     request: Request,
     timeout_s: Annotated[float, Query(ge=0, allow_inf_nan=False, description="Seconds to wait at most.")] = 30.0,
     until: Annotated[Until, Query(description="`settled`: also answer when the run waits for a decision.")] = "ended",
+    held: Held,
 ) -> RunResult:
     """Answers with the run as it is when it has ended, however it ended, or after `timeout_s`."""
-    return await caller.on_run(run_id, lambda execution: _waited(caller, request, execution, timeout_s, until))
+    return await caller.on_run(
+        run_id, lambda execution: _waited(caller, request, execution, timeout_s, until, held=held)
+    )
 
 
 @router.post("/runs/{run_id}/cancel", summary="Cancel a run", responses=NOT_FOUND)
@@ -350,6 +368,16 @@ async def get_phase(run_id: InPath, caller: MemberCaller) -> PhaseShown:
 @router.get("/runs/{run_id}/input", summary="What the model was given", response_model=TurnShown, responses=NOT_FOUND)
 async def get_input(run_id: InPath, caller: MemberCaller) -> Any:
     return await turn_answer(await caller.on_run(run_id, AsyncExecutionHandle.input), snapshot=True)
+
+
+@router.get(
+    "/runs/{run_id}/snapshot",
+    summary="Its turn as a record, as it was started",
+    response_model=Snapshot,
+    responses=NOT_FOUND,
+)
+async def get_snapshot_of_run(run_id: InPath, caller: MemberCaller, *, held: Held) -> Any:
+    return await snapshot_answer(await caller.on_run(run_id, AsyncExecutionHandle.input), held or ())
 
 
 @router.post("/runs/{run_id}/events", summary="Add an event of your own", status_code=201, responses=NOT_FOUND)

@@ -86,6 +86,10 @@ class ScheduleShown(Shown):
     key: str
     """Names it in its session."""
     kind: DeliveryKind
+    to_session: str | None
+    """The session of the user that a message goes to; null for schedules, which are their own session's."""
+    revision: int
+    """Each change raises it by 1."""
     occurs_at: float
     """The time of its next occurrence, in seconds since the epoch."""
     due_at: float | None

@@ -10,7 +10,7 @@ from turnwise.actors.client.services.schedule_room import check_room
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.shared.schedule_times import repeatable_id
 from turnwise.http.middleware.paths import InPath, path_of
-from turnwise.http.native.models import prompts_of
+from turnwise.http.native.models import SendMessage, prompts_of
 from turnwise.http.native.schedule_models import (
     TIMES,
     AddSchedule,
@@ -19,7 +19,7 @@ from turnwise.http.native.schedule_models import (
     SchedulePage,
     ScheduleShown,
 )
-from turnwise.http.native.sessions import CONFLICT, NOT_FOUND, Cursor, Limit
+from turnwise.http.native.sessions import CONFLICT, NOT_FOUND, Cursor, Limit, OfAll, users_of
 from turnwise.http.problems import documented
 from turnwise.http.service import MemberCaller, RequestCaller
 from turnwise.memory.deliveries.records import Delivery
@@ -107,6 +107,16 @@ async def cancel_schedule(session_id: InPath, key: InPath, caller: MemberCaller)
     )
 
 
+@router.post("/sessions/{session_id}/send", summary="Send a message to another session", responses=CONFLICT)
+async def send_message(session_id: InPath, body: SendMessage, caller: MemberCaller) -> ScheduleShown:
+    """Must not be repeated if its outcome is unknown. The other session gets the message once, whatever is killed."""
+    return ScheduleShown.of(
+        await caller.on_session(session_id, lambda session: session.send(body.to_session, body.text))
+    )
+
+
 @router.get("/schedules", summary="List the schedules of all sessions, by id")
-async def list_schedules(caller: RequestCaller, *, cursor: Cursor = None, limit: Limit = 100) -> SchedulePage:
-    return SchedulePage.of(await caller.manager.schedules(user_id=caller.user_id, cursor=cursor, limit=limit))
+async def list_schedules(
+    caller: RequestCaller, *, all: OfAll = False, cursor: Cursor = None, limit: Limit = 100
+) -> SchedulePage:
+    return SchedulePage.of(await caller.manager.schedules(user_id=users_of(caller, all), cursor=cursor, limit=limit))

@@ -6,12 +6,20 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import TypeAdapter
 from pydantic_core import from_json
 
 from turnwise.actors.client.session import AsyncSession
 from turnwise.errors import InvalidInputError, shown
 from turnwise.http.middleware.paths import InPath, path_of
-from turnwise.http.native.long_answers import blocks_answer, messages_answer, turn_answer
+from turnwise.http.native.long_answers import (
+    blocks_answer,
+    messages_answer,
+    snapshot_answer,
+    snapshot_of,
+    snapshots_answer,
+    turn_answer,
+)
 from turnwise.http.native.models import (
     AddEvent,
     Append,
@@ -19,6 +27,7 @@ from turnwise.http.native.models import (
     Cancel,
     Cancelled,
     ChooseVersion,
+    ClearOne,
     ClearSession,
     Compact,
     CompactionShown,
@@ -40,6 +49,8 @@ from turnwise.http.native.models import (
     SessionPage,
     SessionShown,
     SessionState,
+    Snapshot,
+    SnapshotPage,
     TurnPage,
     TurnShown,
     UpdateSession,
@@ -48,7 +59,7 @@ from turnwise.http.native.models import (
     prompts_of,
 )
 from turnwise.http.problems import documented
-from turnwise.http.service import Caller, MemberCaller, RequestCaller
+from turnwise.http.service import Caller, MemberCaller, RequestCaller, check_may_name
 from turnwise.http.sse import (
     PAGE,
     SILENCE_S,
@@ -60,7 +71,8 @@ from turnwise.http.sse import (
     wants_stream,
 )
 from turnwise.memory.conversation.sessions import SessionStatus
-from turnwise.memory.conversation.spans import join, places
+from turnwise.memory.conversation.spans import Spans, join, places
+from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.views.chat_messages import parse_place
 from turnwise.memory.stores.base import SessionOrder
 from turnwise.memory.stores.search.finding import SearchOrder
@@ -82,6 +94,11 @@ MAX_HITS = 100
 
 Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many at most.")]
 Agents = Annotated[bool, Query(description="Also the sessions of agents that runs have called.")]
+OfTenant = Annotated[str | None, Query(description="Only of users who have this tenant; for operators.")]
+OfAll = Annotated[
+    bool,
+    Query(description="Of all users, for operators and without authentication; others get their own."),
+]
 Shared = Annotated[bool, Query(description="Instead, the sessions of others that are shared with the user.")]
 After = Annotated[int, Query(description="Only what has a higher number.")]
 EventKinds = Annotated[
@@ -98,6 +115,27 @@ Verified = Annotated[bool, Query(description="Whether memories are checked after
 
 NOT_FOUND = documented(404)
 CONFLICT = documented(404, 409)
+
+
+def held_spans(
+    held: Annotated[
+        str | None,
+        Query(
+            description="A JSON list of spans that the client holds, with that of the `source`: answers lack them.",
+            examples=['[["0193f2a4", 0, 12], ["5d1c", 0, 1]]'],
+        ),
+    ] = None,
+) -> Spans | None:
+    """Return the spans that a client holds; None if it does not say."""
+    try:
+        return None if held is None else _SPANS.validate_json(held)
+    except ValueError:
+        raise InvalidInputError("held", shown(held), "must be a JSON list of spans: log, start, stop") from None
+
+
+_SPANS: TypeAdapter[Spans] = TypeAdapter(Spans)
+
+Held = Annotated[Any, Depends(held_spans)]
 
 
 @router.post("/sessions", summary="Open a session, and create it if it does not exist", responses=documented(404))
@@ -131,18 +169,26 @@ async def list_sessions(
     order_by: Annotated[SessionOrder, Query(description="The time by which they are ordered.")] = "created_at",
     agents: Agents = False,
     shared: Shared = False,
+    tenant: OfTenant = None,
+    all: OfAll = False,
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> SessionPage:
+    check_may_name(caller, tenant)
     query: dict[str, Any] = {
         "agent": agent,
         "status": status,
         "title": title,
         "metadata": _json_object("metadata", metadata),
     }
-    query |= {"agents": agents, "shared": shared}
+    query |= {"agents": agents, "shared": shared, "tenant": tenant}
     query |= {"since": since, "until": until, "order_by": order_by, "cursor": cursor, "limit": limit}
-    return SessionPage.of(await caller.manager.list(user_id=caller.user_id, **query))
+    return SessionPage.of(await caller.manager.list(user_id=users_of(caller, all), **query))
+
+
+def users_of(caller: Caller, all: bool) -> str | None:
+    """Return the user of whom a list is: None, for all users, if the caller asks for all and may see all."""
+    return None if all and caller.sees_all else caller.user_id
 
 
 def _json_object(name: str, text: str | None) -> Any:
@@ -170,11 +216,15 @@ async def count_sessions(
     caller: RequestCaller,
     agent: Agent = None,
     status: SessionStatus | None = None,
+    *,
     agents: Agents = False,
     shared: Shared = False,
+    tenant: OfTenant = None,
+    all: OfAll = False,
 ) -> SessionCount:
-    query: dict[str, Any] = {"agent": agent, "status": status, "agents": agents, "shared": shared}
-    count = await caller.manager.count(user_id=caller.user_id, **query)
+    check_may_name(caller, tenant)
+    query: dict[str, Any] = {"agent": agent, "status": status, "agents": agents, "shared": shared, "tenant": tenant}
+    count = await caller.manager.count(user_id=users_of(caller, all), **query)
     return SessionCount(sessions=count)
 
 
@@ -256,7 +306,7 @@ async def use_engine(session_id: InPath, body: UseEngine, caller: MemberCaller) 
 
 
 @router.post("/sessions/{session_id}/clear", summary="Remove its messages for good", responses=CONFLICT)
-async def clear_session(session_id: InPath, body: ClearSession, caller: MemberCaller) -> ForgottenShown:
+async def clear_session(session_id: InPath, body: ClearOne, caller: MemberCaller) -> ForgottenShown:
     options = body.model_dump()
     return ForgottenShown.of(await caller.on_session(session_id, lambda session: session.clear(**options)))
 
@@ -273,7 +323,7 @@ async def choose_version(session_id: InPath, body: ChooseVersion, caller: Member
 async def fork_session(
     session_id: InPath, body: ForkSession, caller: MemberCaller, request: Request, response: Response
 ) -> SessionOpened:
-    fork = await caller.on_session(session_id, lambda session: session.fork(body.at, body.id))
+    fork = await caller.on_session(session_id, lambda session: session.fork(body.at, body.id, schedules=body.schedules))
     return _opened(caller, fork, request, response, owner=caller.owner)
 
 
@@ -296,21 +346,28 @@ async def expand_summary(session_id: InPath, body: Expand, caller: MemberCaller)
 
 
 @router.post("/sessions/{session_id}/append", summary="Add prompts for the next run", responses=CONFLICT)
-async def append_prompts(session_id: InPath, body: Append, caller: MemberCaller) -> TurnShown:
+async def append_prompts(session_id: InPath, body: Append, caller: MemberCaller, *, held: Held) -> TurnShown:
     """Must not be repeated if its outcome is unknown: use the idempotency key of a run for that."""
     prompts = prompts_of(body.prompt)
-    return TurnShown.of(await caller.on_session(session_id, lambda session: session.append(*prompts)))
+    return await _stored(await caller.on_session(session_id, lambda session: session.append(*prompts)), held)
+
+
+async def _stored(turn: Turn, held: Spans | None) -> TurnShown:
+    """Return a turn that was stored; with `held`, also as a record."""
+    shown_turn = TurnShown.of(turn)
+    if held is not None:
+        shown_turn.snapshot = await snapshot_of(turn, held)
+    return shown_turn
 
 
 @router.post("/sessions/{session_id}/import", summary="Add a conversation from elsewhere", responses=CONFLICT)
-async def import_messages(session_id: InPath, body: ImportMessages, caller: MemberCaller) -> TurnShown:
+async def import_messages(session_id: InPath, body: ImportMessages, caller: MemberCaller, *, held: Held) -> TurnShown:
     """May be repeated: the same conversation is stored once."""
     options = body.model_dump(exclude={"messages", "format"})
-    return TurnShown.of(
-        await caller.on_session(
-            session_id, lambda session: session.import_messages(body.messages, body.format, **options)
-        )
+    turn = await caller.on_session(
+        session_id, lambda session: session.import_messages(body.messages, body.format, **options)
     )
+    return await _stored(turn, held)
 
 
 @router.get(
@@ -389,6 +446,57 @@ async def get_turn(
         session_id, lambda session: session.latest() if which is None else session.turn(which)
     )
     return await turn_answer(turn, snapshot=snapshot) if turn else None
+
+
+@router.get(
+    "/sessions/{session_id}/snapshots",
+    summary="Its turns as records, by index",
+    response_model=SnapshotPage,
+    responses=NOT_FOUND,
+)
+async def list_snapshots(
+    session_id: InPath, caller: MemberCaller, *, after: After = -1, limit: Limit = 100, held: Held
+) -> Any:
+    """Each has the blocks that neither the client nor an earlier one has, so a long conversation comes once."""
+    turns = await caller.on_session(session_id, lambda session: session.turns(after, limit))
+    return await snapshots_answer(turns, held or (), turns.next)
+
+
+@router.get(
+    "/sessions/{session_id}/snapshot",
+    summary="One turn as a record, by default the newest",
+    response_model=Snapshot | None,
+    responses=NOT_FOUND,
+)
+async def get_snapshot(
+    session_id: InPath,
+    caller: MemberCaller,
+    *,
+    index: Annotated[int | None, Query(description="Its index.")] = None,
+    turn_id: Annotated[str | None, Query(description="Or the id that its run was started with.")] = None,
+    held: Held,
+) -> Any:
+    """Answers null if the session has no turns."""
+    which = index if index is not None else turn_id
+    turn = await caller.on_session(
+        session_id, lambda session: session.latest() if which is None else session.turn(which)
+    )
+    return await snapshot_answer(turn, held or ())
+
+
+@router.get(
+    "/sessions/{session_id}/window",
+    summary="The blocks of the next request",
+    response_model=BlocksShown,
+    responses=CONFLICT,
+)
+async def get_window(
+    session_id: InPath,
+    caller: MemberCaller,
+    message: Annotated[str | None, Query(description="A text of the user that will follow.")] = None,
+) -> Any:
+    """As many as fit, prompts that wait included. What does not fit is compacted, as before a run's request."""
+    return await blocks_answer(await caller.on_session(session_id, lambda session: session.window(message)))
 
 
 @router.get("/sessions/{session_id}/runs", summary="Its runs, by turn index", responses=NOT_FOUND)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Self
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from pydantic import Field
 
 from turnwise.http.middleware.paths import InPath
@@ -21,8 +21,6 @@ router = APIRouter(
     generate_unique_id_function=lambda route: route.name,
     responses=documented(401, 403, 422, 429, 503),
 )
-
-OfTenant = Annotated[str | None, Query(description="Only of users who have this tenant; for operators.")]
 
 
 class SetTenant(Body):
@@ -105,9 +103,3 @@ async def set_tenant(user: InPath, body: SetTenant, caller: RequestCaller) -> Us
     check_operator(caller, "set tenants")
     await caller.manager.set_tenant(user, body.tenant)
     return UserTenant(user=user, tenant=body.tenant)
-
-
-def check_may_name(caller: RequestCaller, tenant: str | None) -> None:
-    """Raise OperatorsOnlyError if somebody names a tenant who is no operator."""
-    if tenant is not None:
-        check_operator(caller, "ask about a tenant", "leave `tenant` out")

@@ -9,10 +9,9 @@ from pydantic import Field
 
 from turnwise.errors import OperatorsOnlyError
 from turnwise.http.native.models import Shown, UsageShown, example
-from turnwise.http.native.sessions import Agent
-from turnwise.http.native.tenants import OfTenant, check_may_name
+from turnwise.http.native.sessions import Agent, OfTenant
 from turnwise.http.problems import documented
-from turnwise.http.service import RequestCaller
+from turnwise.http.service import RequestCaller, check_may_name
 from turnwise.memory.conversation.ledger import COLUMNS, LedgerRow, UsageReport
 from turnwise.memory.values.limits import MAX_NAMES
 

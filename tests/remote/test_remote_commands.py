@@ -1,0 +1,72 @@
+"""Commands that use the sessions of a service: `--server`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from servers.threaded_service import served
+from turnwise import EchoEngine, InProcess
+from turnwise.cli import app
+from turnwise.client import RemoteManager
+from turnwise.http import BearerTokens, Identity
+
+TOKEN = "the-token-of-root1"
+
+
+@pytest.fixture
+def turnwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Runs commands on a service with a session `chat` of Ann's, for an operator."""
+    monkeypatch.setenv("TURNWISE_TOKEN", TOKEN)
+    monkeypatch.delenv("TURNWISE_STORE", raising=False)
+    auth = BearerTokens({TOKEN: Identity("root", is_operator=True)})
+    settings: dict[str, Any] = {"engine": EchoEngine(), "placement": InProcess(), "files": f"{tmp_path}/files"}
+    with served(f"sqlite:///{tmp_path}/chats.db", auth=auth, **settings) as service:
+
+        def turnwise(*words: str, typed: str | None = None, code: int = 0) -> Any:
+            done = CliRunner().invoke(app, [*words, "--server", service.url], input=typed)
+            assert done.exit_code == code, (words, done.output, done.exception)
+            return json.loads(done.stdout) if "--json" in words else done.output
+
+        with RemoteManager(service.url, token=TOKEN, user="ann") as manager:
+            chat = manager.open("chat")
+            chat.run("hello").wait()
+            chat.mark("chat#0:1", "thumb", "up")
+            chat.schedule("later", after_s=1_000, key="news")
+            yield turnwise
+
+
+def test_commands_show_and_change_the_sessions_of_a_service(turnwise: Callable[..., Any]) -> None:
+    (session,) = turnwise("ls", "--json")["items"]
+    assert (session["id"], session["user_id"], session["state"]) == ("chat", "ann", "idle")
+    assert turnwise("runs", "--json", "--user", "ann")["items"][0]["state"] == "completed"
+    assert turnwise("schedules", "--json")["items"][0]["key"] == "news"
+    assert "hello" in turnwise("show", "chat", "--user", "ann")
+    assert "what the model was sent" in turnwise("show", "chat", "--user", "ann", "--as-sent")
+    assert turnwise("search", "hello", "--user", "ann", "--json")["items"]
+    assert "thumb" in turnwise("marks", "--user", "ann")
+    assert "total" in turnwise("usage") and turnwise("tenants", "ls") and turnwise("quotas", "ls") is not None
+    assert "has said it" in turnwise("say", "chat", "Good day", "--user", "ann")
+    assert turnwise("unschedule", "chat", "news", "--user", "ann")
+    assert "no active run" in turnwise("cancel", "chat", "--user", "ann", code=1)
+    assert turnwise("end", "chat", "--user", "ann") and turnwise("rm", "chat", "--user", "ann", "--yes")
+    assert turnwise("ls", "--json")["items"] == []
+
+
+def test_a_chat_talks_with_a_service(turnwise: Callable[..., Any]) -> None:
+    answers = turnwise("chat", "--create", "new", "--user", "ann", typed="one two\nthree\n")
+    assert answers.split() == ["one", "two", "three"]
+    assert "go on" in turnwise("chat", "new", "--user", "ann", typed="go on\n")
+    assert "leave out" in turnwise("chat", "--model", "gpt-5", typed="", code=1)
+
+
+def test_a_command_says_which_service_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turnwise.cli.common._AWAY_S", 0.0)
+    for server, message in (("chat.example.com", "URL of a service"), ("http://127.0.0.1:1", "see whether it runs")):
+        done = CliRunner().invoke(app, ["ls", "--server", server])
+        assert done.exit_code in (1, 2) and message in " ".join(done.output.replace("│", " ").split()), done.output

@@ -1,0 +1,223 @@
+"""Connections that break, answers that are lost, and services that restart or are away."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import uvicorn
+
+from servers.over_http import over_http
+from turnwise import AsyncSessionManager, EchoEngine, InProcess
+from turnwise.client import AsyncRemoteManager, RemoteManager
+from turnwise.client.blocking import steps
+from turnwise.errors import ServiceAwayError
+from turnwise.http import create_app
+
+WORDS = " ".join(f"word{number}" for number in range(40))
+
+
+class Cuts(httpx2.BaseTransport):
+    """Loses requests and answers on the way to a service, as `then` says."""
+
+    def __init__(self) -> None:
+        self._inner: httpx2.BaseTransport | None = None
+        self._fates: Iterator[str | int | None] = iter(())
+        self.requests: list[str] = []
+        """Those since `then` was called."""
+
+    def through(self, inner: httpx2.BaseTransport) -> httpx2.BaseTransport:
+        """Return this, on the way to the service."""
+        self._inner = inner
+        return self
+
+    def then(self, *fates: str | int | None) -> None:
+        """Say what becomes of the next requests.
+
+        `unsent`: the service does not get it. `lost`: its answer is lost. A number: the answer is cut after so many
+        pieces. None: it is answered.
+        """
+        self._fates = iter(fates)
+        self.requests = []
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        fate = next(self._fates, None)
+        self.requests.append(f"{request.method} {request.url.path}")
+        if fate == "unsent":
+            raise httpx2.ConnectError("refused")
+        assert self._inner
+        response = self._inner.handle_request(request)
+        if fate == "lost":
+            response.read()
+            raise httpx2.ReadError("the connection broke")
+        if isinstance(fate, int):
+            return httpx2.Response(response.status_code, headers=response.headers, stream=_Cut(response, fate))
+        return response
+
+
+class _Cut(httpx2.SyncByteStream):
+    def __init__(self, response: httpx2.Response, most: int) -> None:
+        self._response = response
+        self._most = most
+
+    def __iter__(self) -> Iterator[bytes]:
+        for number, piece in enumerate(self._response.iter_bytes()):
+            if number == self._most:
+                raise httpx2.ReadError("the connection broke")
+            yield piece
+
+    def close(self) -> None:
+        self._response.close()
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "sleep", lambda seconds: None)
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_start_whose_answer_was_lost_begins_one_run(tmp_path: Path) -> None:
+    cuts = Cuts()
+    with over_http(f"sqlite:///{tmp_path}/chats.db", engine=EchoEngine(), through=cuts.through) as manager:
+        chat = manager.open("chat")
+        cuts.then("unsent", "lost", "lost", None)
+        run = chat.run("hello")
+        assert cuts.requests == ["POST /v1/sessions/chat/runs"] * 4
+        assert run.wait().text == "hello" and len(chat.runs()) == 1
+        cuts.then("lost")
+        assert chat.schedule("later", after_s=1_000).key and len(chat.schedules()) == 1
+        cuts.then("lost")
+        fork = chat.fork()
+        assert fork.latest() == chat.latest() or fork.latest() is not None
+        cuts.then("lost")
+        assert manager.open().id and manager.count() == 3
+        cuts.then("lost")
+        assert run.cancel() is False
+        cuts.then("lost")
+        item = chat.say("said")
+        assert len(chat.runs()) == 2 and item.wait().text == "said"
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_what_cannot_be_repeated_says_that_it_may_have_been_done(tmp_path: Path) -> None:
+    cuts = Cuts()
+    with over_http(f"sqlite:///{tmp_path}/chats.db", engine=EchoEngine(), through=cuts.through) as manager:
+        chat = manager.open("chat")
+        changes: list[Callable[[], object]] = [
+            lambda: chat.append("hello"),
+            lambda: chat.add_event("name"),
+            lambda: chat.memory.merge_notes("more"),
+            lambda: manager.run_once("hello"),
+            lambda: chat.fork(session_id="named"),
+            chat.delete,
+        ]
+        for change in changes:
+            cuts.then("lost")
+            with pytest.raises(ServiceAwayError, match="may have been done") as away:
+                change()
+            assert away.value.word == "unknown" and len(cuts.requests) == 1
+        cuts.then("unsent", "unsent", None)
+        manager.open("other").append("hello")
+        assert len(cuts.requests) == 4, "what was not sent is sent again"
+
+
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize("pieces", [0, 1, 2, 3, 7])
+def test_a_stream_that_is_cut_goes_on_with_each_event_once(tmp_path: Path, pieces: int) -> None:
+    cuts = Cuts()
+    with over_http(f"sqlite:///{tmp_path}/chats.db", engine=EchoEngine(0.002), through=cuts.through) as manager:
+        chat = manager.open("chat")
+        run = chat.run(WORDS)
+        cuts.then(*[pieces, None] * 4)
+        events = list(run.events())
+        assert [event.seq for event in events] == sorted({event.seq for event in events})
+        assert "".join(event.text for event in events if event.kind == "text_delta") == WORDS
+        assert (events[0].kind, events[-1].kind) == ("run_started", "run_completed") and len(cuts.requests) > 2
+        again = list(run.events(after=events[5].seq))
+        assert again == events[6:]
+        assert list(run.events(after=events[-1].seq)) == []
+
+
+def test_a_service_that_is_away_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    pauses: list[float] = []
+    now = time.monotonic
+    monkeypatch.setattr(steps, "sleep", pauses.append)
+    monkeypatch.setattr(time, "monotonic", lambda: now() + sum(pauses))
+    with RemoteManager(url, retry_s=20) as manager:
+        with pytest.raises(ServiceAwayError, match=r"see whether it runs and listens there") as away:
+            manager.open("chat")
+        assert away.value.word == "unsent" and 19 < sum(pauses) < 21 and max(pauses) <= 2
+        closed = manager
+    with pytest.raises(ServiceAwayError, match="this manager was closed"):
+        closed.list()
+
+
+def test_a_silent_service_does_not_hold_a_caller() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with (
+            RemoteManager(url, timeout_s=0.05, retry_s=0) as manager,
+            pytest.raises(ServiceAwayError, match="no answer"),
+        ):
+            manager.list()
+
+
+def test_no_connection_is_left_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(request: httpx2.Request) -> httpx2.Response:
+        raise httpx2.PoolTimeout("full")
+
+    with (
+        RemoteManager("http://service", retry_s=0, transport=httpx2.MockTransport(full)) as manager,
+        pytest.raises(ServiceAwayError, match="raise connections="),
+    ):
+        manager.list()
+
+
+async def test_a_service_restarts_while_a_run_goes_on(tmp_path: Path) -> None:
+    """On a real server: its streams end, its port is closed for a while, and the handle notices nothing."""
+    store = f"sqlite:///{tmp_path}/chats.db"
+    async with AsyncSessionManager(store, engine=EchoEngine(0.02), placement=InProcess()) as served:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        server, task = await serve(served, port)
+        async with AsyncRemoteManager(f"http://127.0.0.1:{port}") as manager:
+            chat = await manager.open("chat")
+            run = await chat.run(WORDS)
+            waiting = asyncio.create_task(run.wait())
+            events = []
+            async for event in run.events():
+                events.append(event)
+                if len(events) == 5:
+                    await stop(server, task)
+                    server, task = await serve(served, port)
+            assert "".join(event.text for event in events if event.kind == "text_delta") == WORDS
+            assert (await waiting).text == WORDS
+            again = await manager.execution(run.run_id)
+            assert (await again.wait()) == (await chat.latest())
+        await stop(server, task)
+
+
+async def serve(manager: AsyncSessionManager, port: int) -> tuple[uvicorn.Server, asyncio.Task[None]]:
+    app = create_app(manager)
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning"))
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        assert not task.done(), task
+        await asyncio.sleep(0.01)
+    return server, task
+
+
+async def stop(server: Any, task: asyncio.Task[None]) -> None:
+    server.config.app.state.service.stop()
+    server.should_exit = True
+    await task

@@ -114,7 +114,12 @@ class Pods:
         words = [_replaced(word, here if re.search(r"-port=\d+$", word) else self.addresses) for word in words]
         words.append("--node-ip-address=127.0.0.1")
         if is_head:
-            words += [f"--port={ports['gcs']}", f"--dashboard-port={ports['dashboard']}", "--dashboard-host=127.0.0.1", f"--ray-client-server-port={ports['client']}"]
+            words += [
+                f"--port={ports['gcs']}",
+                f"--dashboard-port={ports['dashboard']}",
+                "--dashboard-host=127.0.0.1",
+                f"--ray-client-server-port={ports['client']}",
+            ]
         env = self.env_of(container) | self._by_kuberay(cluster)
         if is_head:
             words.append(f"--redis-password={env['REDIS_PASSWORD']}")
@@ -128,7 +133,14 @@ class Pods:
         mounts = {mount["mountPath"]: str(self._mounted(mount["name"])) for mount in container.get("volumeMounts", ())
                   if mount["name"] not in ("tmp", "ray", "home")}  # fmt: skip
         words = [_replaced(word, {**mounts, **self.addresses}) for word in container["command"]]
-        done = subprocess.run([f"{self.folder}/bin/{words[0]}", *words[1:]], env=env, capture_output=True, text=True, timeout=200, check=False)
+        done = subprocess.run(
+            [f"{self.folder}/bin/{words[0]}", *words[1:]],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         return done.stdout
 
@@ -176,7 +188,9 @@ class Pods:
 
     def _start(self, words: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
         with log.open("wb") as out:
-            process = subprocess.Popen([f"{self.folder}/bin/{words[0]}", *words[1:]], env=env, stdout=out, stderr=out, start_new_session=True)
+            process = subprocess.Popen(
+                [f"{self.folder}/bin/{words[0]}", *words[1:]], env=env, stdout=out, stderr=out, start_new_session=True
+            )
         self._running.append(process)
         return process
 

@@ -174,7 +174,7 @@ blocking: $(TESTING) ## make the blocking family, actors/client/blocking, from t
 	$(BIN)/python tests/support/pages/blocking_family.py
 
 .PHONY: small-locks
-small-locks: $(TESTING) ## make the locks of installs without Chroma, and without Ray, from requirements.lock
+small-locks: $(TESTING) ## make the locks of installs without Chroma, without Ray, and of the image, from those of all
 	$(BIN)/python tests/support/pages/small_locks.py
 
 .PHONY: reference

@@ -76,9 +76,8 @@ def test_top_shows_the_user_of_each_run() -> None:
 
 
 def test_top_tells_what_is_in_the_store_from_what_a_namespace_has_loaded() -> None:
-    hosts = tuple(
-        HostInfo(name=name, is_packed=True, load=HostLoad(sessions=3, recent=())) for name in ("a/hosts/0", "a/hosts/1")
-    )
+    load = HostLoad(sessions=3, recent=())
+    hosts = tuple(HostInfo(name=f"a/hosts/{number}", is_packed=True, load=load) for number in range(2))
     about: dict[str, Any] = {"at": 100, "sessions": {"active": 100_000, "ended": 5}, "runs": (), "tokens": 0}
     snapshot = Snapshot(**about, hosts=hosts, namespace="chats", has_more=frozenset({"queued"}))
     page = Console(width=200, record=True, file=io.StringIO())

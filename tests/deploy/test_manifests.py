@@ -70,7 +70,7 @@ def test_each_manifest_has_its_schema(manifests: list[Manifest], registry: Regis
 
 
 @pytest.mark.parametrize(
-    "path, value",
+    ("path", "value"),
     [
         (("spec", "rayClusterConfig", "headGroupSpec", "rayStartParams", "num-cpus"), 0),
         (("spec", "rayClusterConfig", "workerGroupSpecs", 0, "maxReplica"), 3),
@@ -140,7 +140,7 @@ def test_a_secrets_keys_are_those_that_are_read() -> None:
 
 
 def test_every_pod_is_admitted_by_the_restricted_policy(manifests: list[Manifest]) -> None:
-    """By Kubernetes's pod security standard of that name; and no pod has an account's token or may write to its image."""
+    """By Kubernetes's pod security standard; and no pod has an account's token, or may write to its image."""
     for spec in pod_specs(manifests):
         assert spec["securityContext"]["runAsNonRoot"] and spec["securityContext"]["runAsUser"] > 0
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}

@@ -1,4 +1,4 @@
-"""The pods of the trial as processes of this machine: a head, two workers, the service, a job; their probes and hooks."""
+"""The pods of the trial as processes of this machine: a head, two workers, the service and a job, with probes."""
 
 from __future__ import annotations
 

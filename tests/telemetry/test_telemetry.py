@@ -476,9 +476,11 @@ async def test_every_metric_is_recorded_and_no_label_has_an_id(spans: InMemorySp
     with pytest.raises(Exception, match="another process"):
         await first.admission.append(["late"], "key")
     await second.scheduling.add(["later"], When(after_s=1.0), delivery_id="timer", options={})
-    assert (started := await second.admission.deliver("timer", "timer", 1))
+    started = await second.admission.deliver("timer", "timer", 1)
+    assert started
     await second.reads.wait(started.run_id)
-    assert (observer := observer_of(SessionConfig(telemetry=Telemetry(setup=collect_in_memory)).telemetry))
+    observer = observer_of(Telemetry(setup=collect_in_memory))
+    assert observer
     observer.refused(OverloadedError(ID, "max_calls", 1))
     assert _values("turnwise.refusals") == {("OverloadedError",): 1}
     points = _points()

@@ -1,1 +1,1 @@
-"""What the tests of deploy/ share: manifests as Kustomize makes them, containers as KubeRay starts them, and processes."""
+"""What the tests of deploy/ share: manifests as Kustomize makes them, and pods as processes."""

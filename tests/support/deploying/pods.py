@@ -1,4 +1,4 @@
-"""Runs the containers of manifests as processes of this machine, as KubeRay and Kubernetes start, probe and stop them."""
+"""Runs the containers of manifests as processes of this machine, as KubeRay starts and Kubernetes probes them."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Pods:
                   if mount["name"] not in ("tmp", "ray", "home")}  # fmt: skip
         words = [_replaced(word, {**mounts, **self.addresses}) for word in container["command"]]
         done = subprocess.run(
-            [f"{self.folder}/bin/{words[0]}", *words[1:]],
+            self._command(words),
             env=env,
             capture_output=True,
             text=True,
@@ -186,11 +186,12 @@ class Pods:
             (folder / file).write_text(text, encoding="utf-8")
         return folder
 
+    def _command(self, words: Sequence[str]) -> list[str]:
+        return [str(self.folder / "bin" / words[0]), *words[1:]]
+
     def _start(self, words: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
         with log.open("wb") as out:
-            process = subprocess.Popen(
-                [f"{self.folder}/bin/{words[0]}", *words[1:]], env=env, stdout=out, stderr=out, start_new_session=True
-            )
+            process = subprocess.Popen(self._command(words), env=env, stdout=out, stderr=out, start_new_session=True)
         self._running.append(process)
         return process
 

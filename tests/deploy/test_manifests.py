@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from referencing import Registry, Resource
 
 from deploying.kustomize import DEPLOY, OVERLAYS, Manifest, containers_of, documents, find, render

@@ -88,6 +88,7 @@ def deploy(pods: Pods, service: dict[str, Any], head: Node) -> None:
     url = f"http://127.0.0.1:{head.ports['dashboard']}/api/serve/applications/"
     answer = httpx.put(url, json=config, headers=headers, timeout=60)
     assert answer.status_code == 200, answer.text
+    app: dict[str, Any] = {}
     for _ in range(600):
         app = httpx.get(url, headers=headers, timeout=60).json()["applications"].get("turnwise", {})
         assert app.get("status") not in ("DEPLOY_FAILED", "UNHEALTHY"), app

@@ -17,6 +17,7 @@ from deploying.kustomize import DEPLOY, find, render
 from deploying.pods import PORTS, Node, Pods
 from memories.vector_memories import free_port
 from servers.redis_server import RedisServer
+from turnwise.cli import app
 from turnwise.testing import LocalProvider
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
@@ -46,6 +47,9 @@ def test_the_trials_pods_serve_run_a_job_and_leave(
         }
         with Pods(short_folder, trial, secrets) as pods:
             pods.addresses["turnwise-redis:6379"] = f"127.0.0.1:{redis.port}"
+            (container,) = find(trial, "Job", "turnwise-migrate")["spec"]["template"]["spec"]["containers"]
+            if has_command(container["command"][1]):
+                pods.run(container)
             cluster = service["rayClusterConfig"]
             head = start_head(pods, cluster)
             workers = [start_worker(pods, cluster, head) for _ in range(2)]
@@ -55,13 +59,24 @@ def test_the_trials_pods_serve_run_a_job_and_leave(
             for worker in workers:
                 worker.probe("readinessProbe")
             assert chat(head.ports["serve"]) == "By night."
+            assert not nodes_with_sessions(head) & nodes_of_head(head)
             pods.manifests += render(DEPLOY / "cluster")
             (container,) = find(pods.manifests, "Job", "turnwise-job")["spec"]["template"]["spec"]["containers"]
             printed = pods.run(container)
             assert "rivers Why do rivers meander?" in printed and "dunes Why do dunes sing?" in printed
+            hook = workers[0].container["lifecycle"]["preStop"]["exec"]["command"]
+            if has_command(hook[1]):
+                pods.run({"command": hook}, {**workers[0].env, "RAY_ADDRESS": f"127.0.0.1:{head.ports['gcs']}"})
             workers[0].process.send_signal(signal.SIGTERM)
             workers[0].process.wait(60)
             assert chat(head.ports["serve"]) == "By night."
+
+
+def has_command(name: str) -> bool:
+    """Return whether turnwise has a command. `migrate` and `drain` come from other changes than the manifests."""
+    return name in {
+        command.name or command.callback.__name__ for command in app.registered_commands if command.callback
+    }
 
 
 def start_head(pods: Pods, cluster: dict[str, Any]) -> Node:
@@ -96,6 +111,26 @@ def deploy(pods: Pods, service: dict[str, Any], head: Node) -> None:
             return
         time.sleep(0.2)
     raise AssertionError(app)
+
+
+def nodes_with_sessions(head: Node) -> set[str]:
+    nodes = {actor["node_id"] for actor in listed(head, "actors") if actor["class_name"] == "PackedActor"}
+    assert nodes
+    return nodes
+
+
+def nodes_of_head(head: Node) -> set[str]:
+    return {node["node_id"] for node in listed(head, "nodes") if node["is_head_node"]}
+
+
+def listed(head: Node, what: str) -> list[dict[str, Any]]:
+    """Return what Ray's dashboard lists."""
+    headers = {"Authorization": f"Bearer {head.env['RAY_AUTH_TOKEN']}"}
+    url = f"http://127.0.0.1:{head.ports['dashboard']}/api/v0/{what}"
+    answer = httpx.get(url, headers=headers, timeout=60)
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json()["data"]["result"]["result"]
+    return found
 
 
 def chat(port: int) -> str:

@@ -153,6 +153,8 @@ class Pods:
             env |= self._secret(source["secretRef"]["name"])
         for variable in container.get("env", ()):
             env[variable["name"]] = variable["value"] if "value" in variable else self._value(variable["valueFrom"])
+        if "RAY_health_check_failure_threshold" in env:
+            env["RAY_health_check_failure_threshold"] = "30"  # a machine that stands still for a while is no dead node
         return env
 
     def settings(self) -> Path:

@@ -14,7 +14,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from deploying.kustomize import DEPLOY, find, render
-from deploying.pods import PORTS, Node, Pods
+from deploying.pods import PORTS, ExitedError, Node, Pods, end
 from memories.vector_memories import free_port
 from servers.redis_server import RedisServer
 from turnwise.cli import app
@@ -89,9 +89,19 @@ def start_head(pods: Pods, cluster: dict[str, Any]) -> Node:
 
 
 def start_worker(pods: Pods, cluster: dict[str, Any], head: Node) -> Node:
-    worker = pods.start_node(cluster, {**ports_of("agent", "metrics"), "serve": head.ports["serve"]})
-    worker.probe("startupProbe")
-    return worker
+    """Start a worker, again if it ends, as the kubelet does: Ray gives up if a node has not joined within 30 s."""
+    left = 3
+    while True:
+        worker = pods.start_node(cluster, {**ports_of("agent", "metrics"), "serve": head.ports["serve"]})
+        try:
+            worker.probe("startupProbe")
+        except ExitedError:
+            end(worker.process)
+            if not left:
+                raise
+            left -= 1
+        else:
+            return worker
 
 
 def deploy(pods: Pods, service: dict[str, Any], head: Node) -> None:

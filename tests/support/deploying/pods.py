@@ -25,6 +25,10 @@ PROGRAMS = {"ray": "-m ray.scripts.scripts", "turnwise": "-m turnwise", "python"
 """The programs of the image, as arguments of this Python."""
 
 
+class ExitedError(AssertionError):
+    """The process of a node has ended by itself. The kubelet would start it again."""
+
+
 @dataclass
 class Node:
     """A process that stands for a pod of Ray."""
@@ -45,7 +49,8 @@ class Node:
         url = f"http://127.0.0.1:{numbers[probe['httpGet']['port']]}{probe['httpGet']['path']}"
         status: object = None
         for _ in range(probe.get("failureThreshold", 3) * probe.get("periodSeconds", 10) * 4):
-            assert self.process.poll() is None, self._tail()
+            if self.process.poll() is not None:
+                raise ExitedError(self._tail())
             try:
                 status = httpx.get(url, timeout=probe.get("timeoutSeconds", 1)).status_code
             except httpx.HTTPError as error:
@@ -82,14 +87,8 @@ class Pods:
         return self
 
     def __exit__(self, *_: object) -> None:
-        sessions = {process.pid for process in self._running}
         for process in self._running:
-            process.kill()
-            process.wait()
-        for pid in [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]:
-            with contextlib.suppress(ProcessLookupError):
-                if os.getsid(pid) in sessions:  # what Ray has started and left
-                    os.kill(pid, signal.SIGKILL)
+            end(process)
 
     def start_node(self, cluster: Mapping[str, Any], ports: Mapping[str, int]) -> Node:
         """Start the head, if there is none yet, or a worker, by the command that KubeRay makes of the manifest.
@@ -196,6 +195,16 @@ class Pods:
             process = subprocess.Popen(self._command(words), env=env, stdout=out, stderr=out, start_new_session=True)
         self._running.append(process)
         return process
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process, and all that it has started and left, which Ray does for a part of them."""
+    process.kill()
+    process.wait()
+    for pid in [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]:
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(pid) == process.pid:
+                os.kill(pid, signal.SIGKILL)
 
 
 def _replaced(text: str, replacements: Mapping[str, str]) -> str:

@@ -174,7 +174,7 @@ blocking: $(TESTING) ## make the blocking families, of actors/client and of src/
 	$(BIN)/python tests/support/pages/blocking_family.py
 
 .PHONY: small-locks
-small-locks: $(TESTING) ## make the locks of installs without Chroma, without Ray, and of a client alone, from requirements.lock
+small-locks: $(TESTING) ## make the locks of installs without Chroma, without Ray, of a client alone, and of the image, from those of all
 	$(BIN)/python tests/support/pages/small_locks.py
 
 .PHONY: reference

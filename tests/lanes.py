@@ -51,6 +51,7 @@ MORE = [
     "http/server/test_server_on_ray.py",
     "http/test_ray_serve.py",
     "http/test_guide_on_ray.py",
+    "deploy/test_pods_on_ray.py",
     "cluster/test_two_rays.py",
     "cluster/test_own_ray.py",
     "hosting/test_chaos_on_ray.py",
@@ -79,6 +80,7 @@ MORE = [
     "project/test_lint.py",
     "project/test_system_programs.py",
     "upgrade/test_two_versions.py",
+    "deploy/*.py",
 ]
 """What `make test-more` runs: what takes long, needs a browser, starts whole programs or a Ray of its own, or tells of
 types, docs, packages and measurements. As patterns, in the order in which files are taken, so that no lane ends long

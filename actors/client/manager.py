@@ -762,6 +762,7 @@ class AsyncSessionManager:
         labels=Labels | None,
         engine=EngineName | None,
         since=Time | None,
+        among=Count | None,
         cursor=Text | None,
         limit=Limit,
         tenant=TenantName | None,
@@ -776,15 +777,16 @@ class AsyncSessionManager:
         labels: Mapping[str, str] | None = None,
         engine: str | None = None,
         since: float | None = None,
+        among: int | None = None,
         cursor: str | None = None,
         limit: int = 100,
         tenant: str | None = None,
     ) -> Page[RunRecord]:
         """Return a page of the runs of all sessions that match, of all users if none is given, newest first.
 
-        Pass the page's `cursor` to get the next page. A page reads the sessions that have changed since its last run
-        was created, so give a `user_id` or `since` where there are many sessions. Sessions that cannot be read are in
-        the page's `unreadable`.
+        Pass the page's `cursor` to get the next page. Runs that are queued or running are found by an index. Of other
+        states, a page reads the sessions that have changed since its last run was created, so give a `user_id`, `since`
+        or `among` where there are many sessions. Sessions that cannot be read are in the page's `unreadable`.
 
         Args:
             state: only runs in this state.
@@ -792,10 +794,11 @@ class AsyncSessionManager:
             labels: only runs that have all of these labels.
             engine: only runs that have the engine of this name; that of a `Split` is the one that it has chosen.
             since: only runs that were created at this time or later, in seconds since the epoch.
+            among: only runs of so many sessions, those that changed last; of all sessions if omitted.
             tenant: only runs of users who have this tenant now: see `set_tenant`.
         """
         query: dict[str, Any] = {"user_id": user_id, "agent": agent, "cursor": cursor, "limit": limit, "since": since}
-        query |= {"tenant": tenant}
+        query |= {"tenant": tenant, "among": among}
         states = None if state is None else (state,)
         await self._start.done()
         runs: Page[RunRecord] = await self._store.run(

@@ -75,7 +75,7 @@ class DedicatedHost:
                 # Another process is to say whether there is a session of this id again.
                 answer = Refused(SessionFencedError(self._key.session_id, 0) if self._has_no_session else error)
             except TurnwiseError as error:
-                answer = Refused(error)
+                answer = self._resources.refused(error)
                 if isinstance(error, SessionFencedError):
                     self._leave()  # another activation owns the session, so nothing is left to do here
             if self._has_no_session:

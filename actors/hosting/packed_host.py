@@ -157,7 +157,8 @@ class PackedHost:
             return _dumps(Refused(error))
         key = message.session.key
         if self._calls - self._waits.count >= self._limits.max_calls:
-            return _dumps(Refused(OverloadedError(key.session_id, "max_calls", self._limits.max_calls)))
+            refusal = OverloadedError(key.session_id, "max_calls", self._limits.max_calls)
+            return _dumps(self._resources.refused(refusal))
         self._calls += 1
         try:
             while True:
@@ -170,7 +171,7 @@ class PackedHost:
                 else:
                     return _dumps(await self._carry_out(message))
         except TurnwiseError as error:
-            return _dumps(Refused(error))
+            return _dumps(self._resources.refused(error))
         finally:
             self._calls -= 1
 

@@ -8,15 +8,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from turnwise.actors.hosting.engine_override import EngineOverride
+from turnwise.actors.hosting.wire import Refused
 from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
-from turnwise.actors.inference.observing import observer_of
+from turnwise.actors.inference.observing import Observer, observer_of
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.state.alarm import NO_ALARM, Alarm
 from turnwise.actors.session.state.outbox import WebhookOutbox
 from turnwise.actors.session.state.quota_book import QuotaBook
-from turnwise.errors import ConfigError, EngineLimitError, WireVersionError
+from turnwise.errors import ConfigError, EngineLimitError, TurnwiseError, WireVersionError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.files.base import FileStore
@@ -77,6 +78,13 @@ class WorkerResources:
         self._opened: tuple[SessionStore, HistoryStore | None] | None = None
         self._setups: OrderedDict[str, SessionSetup] = OrderedDict()
         self._loading: asyncio.Task[None] | None = None
+        self._observer: Observer | None = None
+
+    def refused(self, error: TurnwiseError) -> Refused:
+        """Return the answer of a call that ends with an error, which telemetry is told of."""
+        if self._observer:
+            self._observer.refused(error)
+        return Refused(error)
 
     @property
     def is_open(self) -> bool:
@@ -235,7 +243,7 @@ class WorkerResources:
                 f"it cannot be loaded in the session's process ({error}); define it in a module that is installed there"
             )
             raise ConfigError("engine or overflow", type(error).__name__, reason) from error
-        observer_of(config.telemetry)  # on this thread, since the imports take a while
+        self._observer = observer_of(config.telemetry) or self._observer  # on this thread, as imports take a while
         return builder, config, overflow, memories, working
 
     async def close(self) -> None:

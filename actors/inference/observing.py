@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from turnwise.actors.inference.engine import SessionView
+    from turnwise.errors import TurnwiseError
     from turnwise.memory.conversation.runs import RunRecord
 
 Part = Literal["chat", "tool", "recall", "shadow"]
@@ -67,6 +68,12 @@ class Observer(Protocol):
 
     def fenced(self, session: SessionView) -> None:
         """Another process took a session from this one."""
+
+    def delivered(self, session: SessionView, late_s: float) -> None:
+        """A schedule of a session has begun a run, so many seconds after it was due."""
+
+    def refused(self, error: TurnwiseError) -> None:
+        """This process answered a call by an error."""
 
 
 class Telemetry(Protocol):

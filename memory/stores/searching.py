@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from turnwise.errors import (
     WrongKeyError,
     shown,
 )
-from turnwise.memory.conversation.runs import RunRecord, RunState
+from turnwise.memory.conversation.runs import UNSETTLED, RunRecord, RunState
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.views.event_filter import has_labels
 from turnwise.memory.stores.base import Page, SessionOrder, SessionStore, cursor_of
@@ -111,6 +111,7 @@ async def find_runs(
     labels: Mapping[str, str] = FrozenDict(),
     engine: str | None = None,
     since: float | None = None,
+    among: int | None = None,
     cursor: str | None = None,
     limit: int = 100,
     **query: Any,
@@ -118,7 +119,8 @@ async def find_runs(
     """Return a page of the runs of all sessions of a query, newest first by `created_at`, then by id.
 
     A run is not newer than its session's last commit, so sessions are read newest first, and only as far as needed: a
-    page reads the sessions that have changed since its oldest run was created.
+    page reads the sessions that have changed since its oldest run was created. Sessions with a run that is queued or
+    running are found by an index, so if only such runs are asked for, no others are read.
 
     Args:
         states: the states of the runs; any if None.
@@ -126,6 +128,7 @@ async def find_runs(
         labels: labels that the runs have.
         engine: the name of their engine; any if None.
         since: only runs that were created at this time or later, in seconds since the epoch.
+        among: how many sessions are read at most, those that changed last; all if None.
         query: which sessions; see `SessionStore.query`.
     """
     behind = _parse_cursor(cursor)
@@ -145,7 +148,11 @@ async def find_runs(
             runs.append(heapq.heappop(heap)[2])
         return len(runs) > limit
 
-    async for session in _sessions(store, unreadable, **query):
+    count = 0
+    async for session in await _sessions(store, states, unreadable, **query):
+        if count == among:
+            break
+        count += 1
         if take(session.updated_at) or (since is not None and session.updated_at < since):
             break
         try:
@@ -161,7 +168,38 @@ async def find_runs(
     return Page(tuple(runs[:limit]), f"{last.created_at!r}:{last.run_id}", tuple(unreadable))
 
 
-async def _sessions(store: SessionStore, unreadable: list[SessionKey], **query: Any) -> AsyncIterator[SessionRecord]:
+async def _sessions(
+    store: SessionStore, states: Collection[RunState] | None, unreadable: list[SessionKey], **query: Any
+) -> AsyncIterator[SessionRecord]:
+    """Return the sessions that may have runs in these states, those that changed last first."""
+    if states is None or not set(states) <= set(UNSETTLED) or query.get("tenant") is not None:
+        return _all_sessions(store, unreadable, **query)
+    sessions: list[SessionRecord] = []
+    async for keys in pages_by_cursor(store.unsettled):
+        for key in keys:
+            if query.get("user_id") not in (None, key.user_id):
+                continue
+            try:
+                session = await store.get(key)
+            except SessionNotFoundError:
+                continue  # deleted meanwhile
+            except (CorruptRecordError, KeyMissingError, WrongKeyError):
+                unreadable.append(key)
+                continue
+            if query.get("agent") in (None, session.agent):
+                sessions.append(session)
+    sessions.sort(key=lambda session: session.updated_at, reverse=True)
+    return _each(sessions)
+
+
+async def _each(sessions: Sequence[SessionRecord]) -> AsyncIterator[SessionRecord]:
+    for session in sessions:
+        yield session
+
+
+async def _all_sessions(
+    store: SessionStore, unreadable: list[SessionKey], **query: Any
+) -> AsyncIterator[SessionRecord]:
     async for page in pages_by_cursor(partial(store.query, order_by="updated_at", limit=SESSIONS_PAGE, **query)):
         unreadable += page.unreadable
         for session in page:

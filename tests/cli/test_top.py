@@ -1,15 +1,24 @@
 """What `turnwise top` and `tail` show: tokens a second, and whose each session is."""
 
+import asyncio
+import functools
 import io
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from rich.console import Console
 
+from turnwise.actors.hosting.wire import HostInfo, HostLoad
+from turnwise.cli.common import reading
 from turnwise.cli.tail import line_of
-from turnwise.cli.top import RATE_S, Rate, Snapshot, render
+from turnwise.cli.top import NEWEST, RATE_S, Rate, Snapshot, look, render
 from turnwise.memory.conversation.events import PromptAppended
 from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.stores.sql.store import SQLStore
+from turnwise.memory.stores.urls import open_store
 
 
 def at(seconds: float, tokens: int) -> Snapshot:
@@ -64,6 +73,46 @@ def test_top_shows_the_user_of_each_run() -> None:
     lines = [line.split() for line in page.export_text().splitlines()]
     assert ["running", "chat", "ann", "of", "ann"] in [line[:5] for line in lines]
     assert [run["user_id"] for run in snapshot.as_json(0.0)["open_runs"]] == ["ann", "bob"]
+
+
+def test_top_tells_what_is_in_the_store_from_what_a_namespace_has_loaded() -> None:
+    load = HostLoad(sessions=3, recent=())
+    hosts = tuple(HostInfo(name=f"a/hosts/{number}", is_packed=True, load=load) for number in range(2))
+    about: dict[str, Any] = {"at": 100, "sessions": {"active": 100_000, "ended": 5}, "runs": (), "tokens": 0}
+    snapshot = Snapshot(**about, hosts=hosts, namespace="chats", has_more=frozenset({"queued"}))
+    page = Console(width=200, record=True, file=io.StringIO())
+    page.print(render("sqlite:///a.db", snapshot, 0.0))
+    text = page.export_text()
+    assert "100,000 active sessions in the store" in text and "6 loaded in namespace chats" in text
+    assert "0 or more queued" in text and "0 running" in text
+    assert snapshot.as_json(0.0)["loaded"] == 6
+    assert Snapshot(**about, hosts=None).as_json(0.0)["loaded"] is None
+
+
+def test_top_reads_no_sessions_without_open_runs_but_those_that_changed_last(tmp_path: Path) -> None:
+    """However many sessions there are."""
+    url, reads = f"sqlite:///{tmp_path}/many.db", list[str]()
+
+    async def look_at_many() -> Snapshot:
+        store = open_store(url)
+        for number in range(2 * NEWEST):
+            await store.create(SessionRecord(session_id=f"s-{number}"))
+        await store.close()
+        with patch.object(SQLStore, "runs", counted(SQLStore.runs, reads)):
+            async with reading(url) as manager:
+                return await look(manager)
+
+    assert asyncio.run(look_at_many()).sessions["active"] == 2 * NEWEST
+    assert len(reads) <= NEWEST
+
+
+def counted(method: Any, calls: list[str]) -> Any:
+    @functools.wraps(method)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        calls.append(method.__name__)
+        return await method(*args, **kwargs)
+
+    return call
 
 
 def test_tail_names_the_users_of_sessions_except_the_default_one() -> None:

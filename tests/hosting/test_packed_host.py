@@ -20,10 +20,11 @@ from turnwise.actors.cluster.actors.packed_actor import _EarlierHosts
 from turnwise.actors.cluster.sharding import Layout
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.engine_override import EngineOverride
+from turnwise.actors.hosting.packed_host import PackedHost
 from turnwise.actors.hosting.placement import Dedicated, Packed
 from turnwise.actors.hosting.session_service import SessionService
-from turnwise.actors.hosting.wire import Message, SessionRef
-from turnwise.actors.hosting.worker_resources import MAX_CACHED
+from turnwise.actors.hosting.wire import Message, Refused, SessionRef
+from turnwise.actors.hosting.worker_resources import MAX_CACHED, WorkerResources
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import (
     EngineBuilder,
@@ -46,6 +47,7 @@ from turnwise.errors import (
     SessionLostError,
     SessionNotFoundError,
     StoreError,
+    TurnwiseError,
     UnknownVerbError,
 )
 from turnwise.memory.conversation.blocks import AnyBlock, Text
@@ -749,3 +751,36 @@ def test_limits_are_at_least_one(name: str) -> None:
         Packed(**{name: 0})
     with pytest.raises(ConfigError, match="max_live"):
         Dedicated(max_live=0)
+
+
+class Told:
+    """Telemetry that keeps what it is told of refused calls."""
+
+    def __init__(self) -> None:
+        self.errors: list[TurnwiseError] = []
+
+    def observer(self) -> Any:
+        return self
+
+    def refused(self, error: TurnwiseError) -> None:
+        self.errors.append(error)
+
+
+async def test_telemetry_is_told_of_calls_that_are_refused() -> None:
+    told = Told()
+    setup: Any = (EchoEngine(), SessionConfig(telemetry=told), None, (), None)
+    store = InMemoryStore()
+    resources = WorkerResources(lambda: store, lambda: None, "first", b"", loads=lambda _: setup)
+    host = PackedHost(
+        resources,
+        Packed(hosts=1),
+        node_id="here",
+        save_override=lambda *_: asyncio.sleep(0),
+        drop_override=lambda _: None,
+        leave=lambda: None,
+    )
+    await host.open()
+    missing = pickle.loads(await host.call(pickle.dumps(verbs.info().to(SessionRef(SessionKey("none"))))))
+    assert isinstance(missing, Refused) and isinstance(missing.error, SessionNotFoundError)
+    assert [type(error) for error in told.errors] == [SessionNotFoundError]
+    await resources.close()

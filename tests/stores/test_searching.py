@@ -99,7 +99,7 @@ async def test_pages_of_runs_have_each_run_of_all_sessions_once_newest_first(
             time = 1.0
             for index in range(dice.randint(0, 7)):
                 time += dice.randint(0, 3)
-                state: Any = dice.choice(("completed", "failed"))
+                state: Any = dice.choice(("completed", "failed", "running"))
                 run = RunRecord(
                     run_id=f"{number}-{index}",
                     session_id=f"s{number}",
@@ -121,6 +121,7 @@ async def test_pages_of_runs_have_each_run_of_all_sessions_once_newest_first(
         queries: Any = (
             *((None, None, None, None), ("u1", None, None, None), (None, "a2", "failed", None)),
             *((None, None, None, 6.0), ("u0", "a0", "completed", 3.0), ("nobody", None, None, None)),
+            *((None, None, "running", None), ("u1", "a0", "running", 3.0), ("nobody", None, "running", None)),
         )
         for user_id, agent, state_filter, since in queries:
             expected = [

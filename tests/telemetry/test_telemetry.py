@@ -26,6 +26,7 @@ from turnwise.actors.client.agent_tree import agents_of
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.shared.trace_context import callers_trace, received
 from turnwise.actors.hosting.placement import InProcess
+from turnwise.actors.inference.observing import observer_of
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.shadow import Shadow
 from turnwise.actors.inference.tools.tool import tool
@@ -33,12 +34,13 @@ from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.engines.budget import Price
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, OverloadedError
 from turnwise.http.assembly import assemble
 from turnwise.http.config import load
 from turnwise.http.middleware.tracing import TraceContext
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
+from turnwise.memory.deliveries.schedules import When
 from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.values.ids import new_id
@@ -473,6 +475,14 @@ async def test_every_metric_is_recorded_and_no_label_has_an_id(spans: InMemorySp
     await second.transactor.activate()
     with pytest.raises(Exception, match="another process"):
         await first.admission.append(["late"], "key")
+    await second.scheduling.add(["later"], When(after_s=1.0), delivery_id="timer", options={})
+    started = await second.admission.deliver("timer", "timer", 1)
+    assert started
+    await second.reads.wait(started.run_id)
+    observer = observer_of(Telemetry(setup=collect_in_memory))
+    assert observer
+    observer.refused(OverloadedError(ID, "max_calls", 1))
+    assert _values("turnwise.refusals") == {("OverloadedError",): 1}
     points = _points()
     assert METRICS.keys() - points.keys() == set()
     for name, metric in METRICS.items():

@@ -455,7 +455,10 @@ class RunAdmission:
         elif delivery.is_missed(now):
             await self._transactor.commit(session, deliveries=request.delivery_changes(now))
         else:
-            return await self._start(request)
+            started = await self._start(request)
+            if observer := self._engines.whole.observer:
+                observer.delivered(self._state.view(), max(0.0, now - delivery.occurs_at))
+            return started
         return None
 
     async def started(self, run_id: str) -> Started | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli.common import AsJson, History, Namespace, Store, reading, run
+from turnwise.cli.common import NAMESPACE, AsJson, History, Namespace, Store, reading, run
 from turnwise.cli.output import console, is_terminal, one_line, print_json_line
 from turnwise.cli.tail import place_of_live_sessions
 from turnwise.console.elements.text import number
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from turnwise.memory.conversation.runs import RunRecord
 
 NEWEST = 200
-"""Among how many runs, the newest, those that have not ended are looked for."""
+"""How many runs of each state are read, the newest; and among how many sessions, those that changed last, runs are
+looked for that wait for a person. Stores have an index of queued and running ones only."""
 
 RATE_S = 10.0
 """Over how long tokens a second are averaged, in seconds."""
@@ -38,7 +39,9 @@ ONCE_S = 1.0
 
 _LEAVE = ("q", "Q", "\x04")
 
-_STATES = ("running", "queued", "awaiting_approval")
+_STATES = {"running": "running", "queued": "queued", "awaiting_approval": "wait for a person"}
+"""The states of runs that have not ended, and what they are called."""
+
 _MEGABYTE = 1 << 20
 
 
@@ -51,16 +54,24 @@ class Snapshot:
     sessions: dict[str, int]
     """How many there are, by status."""
     runs: tuple[RunRecord, ...]
-    """Those that have not ended, newest first."""
+    """Those that have not ended, newest first; at most `NEWEST` of each state."""
     tokens: int
     """All that were used so far."""
     counted_tokens: int = 0
     """The part of them that no provider reported and turnwise counted."""
     hosts: tuple[HostInfo, ...] | None
-    """None if no Ray is known."""
+    """Those of the namespace. None if no Ray is known."""
+    namespace: str = NAMESPACE
+    has_more: frozenset[str] = frozenset()
+    """The states in which there are more runs than were read."""
 
     def of_state(self, state: str) -> int:
         return sum(run.state == state for run in self.runs)
+
+    @property
+    def loaded(self) -> int | None:
+        """How many sessions the hosts have loaded. A store has no namespaces, so `sessions` counts those of all."""
+        return None if self.hosts is None else sum(host.load.sessions for host in self.hosts if host.load)
 
     def as_json(self, tokens_per_s: float) -> dict[str, Any]:
         """Return it as a JSON object."""
@@ -72,7 +83,10 @@ class Snapshot:
         return {
             "at": self.at,
             "sessions": self.sessions,
+            "namespace": self.namespace,
+            "loaded": self.loaded,
             "runs": {state: self.of_state(state) for state in _STATES},
+            "has_more": sorted(self.has_more),
             "tokens": self.tokens,
             "counted_tokens": self.counted_tokens,
             "tokens_per_s": round(tokens_per_s, 3),
@@ -95,15 +109,18 @@ def top(
     It only reads. The key q leaves. With --json, each look is a line of JSON.
     """
     is_live = is_terminal() and not once and not as_json
-    look_at = reading(store, history, live=not once, **place_of_live_sessions(store, namespace))
+    place = place_of_live_sessions(store, namespace)
+    look_at, where = reading(store, history, live=not once, **place), place["namespace"]
     run(
-        _live(look_at, store, every)
+        _live(look_at, store, where, every)
         if is_live
-        else _lines(look_at, store, every, is_one=once or not as_json, as_json=as_json)
+        else _lines(look_at, store, where, every, is_one=once or not as_json, as_json=as_json)
     )
 
 
-async def _live(opened: AbstractAsyncContextManager[AsyncSessionManager], store: str, every: float) -> None:
+async def _live(
+    opened: AbstractAsyncContextManager[AsyncSessionManager], store: str, namespace: str, every: float
+) -> None:
     from rich.live import Live
 
     async with opened as manager:
@@ -111,7 +128,7 @@ async def _live(opened: AbstractAsyncContextManager[AsyncSessionManager], store:
         with _keys() as keys, Live(console=console(), screen=True, auto_refresh=False) as live:
             while True:
                 try:
-                    shown = await look(manager)
+                    shown = await look(manager, namespace)
                     page = render(store, shown, rate.add(shown))
                 except StoreError as error:
                     page = render(store, shown, 0.0, problem=str(error))
@@ -122,14 +139,20 @@ async def _live(opened: AbstractAsyncContextManager[AsyncSessionManager], store:
 
 
 async def _lines(
-    opened: AbstractAsyncContextManager[AsyncSessionManager], store: str, every: float, *, is_one: bool, as_json: bool
+    opened: AbstractAsyncContextManager[AsyncSessionManager],
+    store: str,
+    namespace: str,
+    every: float,
+    *,
+    is_one: bool,
+    as_json: bool,
 ) -> None:
     async with opened as manager:
         rate = Rate()
-        rate.add(await look(manager))
+        rate.add(await look(manager, namespace))
         while True:
             await asyncio.sleep(ONCE_S if is_one else every)
-            snapshot = await look(manager)
+            snapshot = await look(manager, namespace)
             tokens_per_s = rate.add(snapshot)
             if as_json:
                 print_json_line(snapshot.as_json(tokens_per_s))
@@ -139,19 +162,30 @@ async def _lines(
                 return
 
 
-async def look(manager: AsyncSessionManager) -> Snapshot:
-    """Return what is going on now."""
+async def look(manager: AsyncSessionManager, namespace: str = NAMESPACE) -> Snapshot:
+    """Return what is going on now.
+
+    Args:
+        namespace: that of the manager.
+    """
     statuses = ("active", "ended")
     counts = [await manager.count(status=status) for status in statuses]  # type: ignore[arg-type]
-    page = await manager.runs(limit=NEWEST)
+    pages = {
+        "running": await manager.runs(state="running", limit=NEWEST),
+        "queued": await manager.runs(state="queued", limit=NEWEST),
+        "awaiting_approval": await manager.runs(state="awaiting_approval", among=NEWEST, limit=NEWEST),
+    }
+    runs = {run.run_id: run for page in pages.values() for run in page}  # one may have gone on meanwhile
     usage = (await manager.usage()).total
     return Snapshot(
         at=time.time(),
         sessions=dict(zip(statuses, counts, strict=True)),
-        runs=tuple(run for run in page if run.is_open),
+        runs=tuple(sorted(runs.values(), key=lambda run: run.created_at, reverse=True)),
         tokens=usage.input_tokens + usage.output_tokens,
         counted_tokens=usage.counted_tokens,
         hosts=tuple(await manager.hosts()) if os.environ.get("RAY_ADDRESS") else None,
+        namespace=namespace,
+        has_more=frozenset(state for state, page in pages.items() if page.cursor),
     )
 
 
@@ -182,11 +216,14 @@ def render(store: str, snapshot: Snapshot | None, tokens_per_s: float, problem: 
     time_of_day = time.strftime("%H:%M:%S", time.localtime(snapshot.at))
     head = Text.assemble((f"turnwise top  {time_of_day}  ", "bold"), one_line(redact(store)))
     counts = [
-        ("active sessions", snapshot.sessions["active"]),
+        ("active sessions in the store", snapshot.sessions["active"]),
         ("ended", snapshot.sessions["ended"]),
-        ("running", snapshot.of_state("running")),
-        ("queued", snapshot.of_state("queued")),
-        ("wait for a person", snapshot.of_state("awaiting_approval")),
+        *(
+            [(f"loaded in namespace {one_line(snapshot.namespace)}", snapshot.loaded)]
+            if snapshot.loaded is not None
+            else []
+        ),
+        *((_many(name, state, snapshot), snapshot.of_state(state)) for state, name in _STATES.items()),
         ("tokens a second", round(tokens_per_s, 1)),
         ("tokens", snapshot.tokens),
         *([("of them counted here", snapshot.counted_tokens)] if snapshot.counted_tokens else []),
@@ -199,6 +236,10 @@ def render(store: str, snapshot: Snapshot | None, tokens_per_s: float, problem: 
     if problem:
         parts += [Text(), Text(one_line(problem), "red")]
     return Group(*parts, Text(), _runs(snapshot), Text(), *_hosts(snapshot.hosts))
+
+
+def _many(name: str, state: str, snapshot: Snapshot) -> str:
+    return f"or more {name}" if state in snapshot.has_more else name
 
 
 def _runs(snapshot: Snapshot) -> Any:

@@ -65,6 +65,14 @@ METRICS: Mapping[str, Metric] = {
         _seconds("turnwise.run.time_to_first_token", "Time from accepting a run until its answer begins", AGENT),
         _seconds("turnwise.run.queue_time", "Time from accepting a run until it begins", AGENT),
         _seconds("turnwise.recall.duration", "Duration of searches in long-term memories", MEMORY, AGENT, ERROR),
+        _seconds("turnwise.schedules.lateness", "Time from when a schedule was due until its run was stored", AGENT),
+        Metric(
+            name="turnwise.refusals",
+            kind="counter",
+            unit="{call}",
+            description="Calls that processes of sessions answered by an error, such as of a full host or of the store",
+            labels=(ERROR,),
+        ),
         Metric(
             name="turnwise.runs",
             kind="counter",

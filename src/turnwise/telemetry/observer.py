@@ -17,6 +17,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from turnwise.actors.inference.engine import SessionView
 from turnwise.actors.inference.observing import NO_OPERATION, Operation, Part
+from turnwise.errors import TurnwiseError
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.telemetry import content
@@ -105,6 +106,14 @@ class SessionObserver:
     @_harmless(None)
     def fenced(self, session: SessionView) -> None:
         self.recorder.record("turnwise.fences", 1, {AGENT: session.agent or ""})
+
+    @_harmless(None)
+    def delivered(self, session: SessionView, late_s: float) -> None:
+        self.recorder.record("turnwise.schedules.lateness", late_s, {AGENT: session.agent or ""})
+
+    @_harmless(None)
+    def refused(self, error: TurnwiseError) -> None:
+        self.recorder.record("turnwise.refusals", 1, {ERROR: type(error).__name__})
 
 
 class _Operation:

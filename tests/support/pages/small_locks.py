@@ -1,7 +1,8 @@
-"""Makes the locks of smaller installs from requirements.lock: `make small-locks`.
+"""Makes the locks of smaller installs, and of the image, from the tested ones: `make small-locks`.
 
 requirements-no-vectors.lock lacks Chroma and what only it needs; requirements-in-process.lock lacks Ray as well;
-requirements-client.lock has what `turnwise.client` needs, and nothing more.
+requirements-client.lock has what `turnwise.client` needs, and nothing more. requirements-service.lock has what
+deploy/Dockerfile installs beside either of the larger two.
 """
 
 from __future__ import annotations
@@ -33,18 +34,32 @@ LOCKS: dict[str, set[str]] = {
 }
 """The locks, and which of turnwise's requirements each lacks."""
 
+SERVICE = {"turnwise": ("postgres", "redis", "encryption", "http", "telemetry"), "ray": ("serve",)}
+"""The extras of the packages that the image has."""
+
+
+def service_lock() -> str:
+    """Return the lines of requirements-test.lock that the image needs, with all extras of `SERVICE`, without Chroma."""
+    needed = {package for package in SERVICE if package != "turnwise"}
+    for package, extras in SERVICE.items():
+        needed |= _needed_by(package, {"chromadb"}, extras)
+    return _lines("requirements-test.lock", needed)
+
 
 def lock_without(missing: Collection[str]) -> str:
     """Return the lines of requirements.lock that turnwise needs where some of its requirements are not installed."""
-    needed = _needed_by("turnwise", missing)
-    lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines(keepends=True)
+    return _lines("requirements.lock", _needed_by("turnwise", missing))
+
+
+def _lines(lock: str, needed: Collection[str]) -> str:
+    lines = (ROOT / lock).read_text(encoding="utf-8").splitlines(keepends=True)
     return "".join(line for line in lines if canonicalize_name(re.split(r"[^\w.-]", line)[0]) in needed)
 
 
-def _needed_by(package: str, missing: Collection[str]) -> set[str]:
+def _needed_by(package: str, missing: Collection[str], extras: Collection[str] = ()) -> set[str]:
     """Return the names of all packages that a package needs on this system, directly or not."""
     needed: set[tuple[str, str]] = set()
-    todo = [(package, "")]
+    todo = [(package, extra) for extra in ("", *extras)]
     while todo:
         name, extra = todo.pop()
         try:
@@ -64,6 +79,7 @@ def _needed_by(package: str, missing: Collection[str]) -> set[str]:
 def main() -> None:
     for name, missing in LOCKS.items():
         (ROOT / name).write_text(lock_without(missing), encoding="utf-8")
+    (ROOT / "requirements-service.lock").write_text(service_lock(), encoding="utf-8")
 
 
 if __name__ == "__main__":

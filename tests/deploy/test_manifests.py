@@ -1,0 +1,205 @@
+"""The manifests of deploy/: their schemas, and what Kubernetes finds out only when they are applied."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+from referencing import Registry, Resource
+
+from deploying.kustomize import DEPLOY, OVERLAYS, Manifest, containers_of, documents, find, render
+
+SCHEMAS = Path(__file__).with_name("schemas")
+KUBECTL = Path("/usr/bin/kubectl")
+OWN = {"ray.io/v1": "kuberay.yaml", "monitoring.coreos.com/v1": "monitoring.yaml"}
+"""The schemas of resources that are not Kubernetes's own, by their versions."""
+
+MADE_ELSEWHERE = {"turnwise-serve-svc", "turnwise-head-svc"}
+"""Services that KubeRay makes."""
+
+SECRETS = {"turnwise", "turnwise-store", "turnwise-migrate", "turnwise-ray", "turnwise-redis"}
+"""Those that an operator makes in production."""
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry[Any]:
+    schemas = {file.name: yaml.safe_load(file.read_text(encoding="utf-8")) for file in SCHEMAS.iterdir()}
+    draft = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return Registry().with_resources((name, Resource.from_contents({**draft, **one})) for name, one in schemas.items())
+
+
+@pytest.fixture(scope="module", params=OVERLAYS)
+def manifests(request: pytest.FixtureRequest) -> list[Manifest]:
+    return render(DEPLOY / request.param)
+
+
+def pod_specs(part: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(part, dict):
+        if "containers" in part:
+            yield part
+        for value in part.values():
+            yield from pod_specs(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from pod_specs(value)
+
+
+def problems_of(manifest: Manifest, registry: Registry[Any]) -> list[str]:
+    """Return what is wrong with a manifest by its schema. Of an object of Kubernetes, its name ends in the kind."""
+    group, _, version = manifest["apiVersion"].rpartition("/")
+    if own := OWN.get(manifest["apiVersion"]):
+        reference = f"{own}#/$defs/{manifest['kind']}"
+    else:
+        group = group.removesuffix(".k8s.io") or "core"
+        reference = f"kubernetes.json#/$defs/io.k8s.api.{group}.{version}.{manifest['kind']}"
+    validator = Draft202012Validator({"$ref": reference}, registry=registry)
+    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(manifest)]
+
+
+def test_each_manifest_has_its_schema(manifests: list[Manifest], registry: Registry[Any]) -> None:
+    assert {(one["kind"], one["metadata"]["name"]): problems_of(one, registry) for one in manifests} == {
+        (one["kind"], one["metadata"]["name"]): [] for one in manifests
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("spec", "rayClusterConfig", "headGroupSpec", "rayStartParams", "num-cpus"), 0),
+        (("spec", "rayClusterConfig", "workerGroupSpecs", 0, "maxReplica"), 3),
+        (("spec", "rayClusterConfig", "headGroupSpec", "template", "spec", "containers", 0, "livenesProbe"), {}),
+        (("spec", "upgradeStrategy", "type"), "Never"),
+    ],
+)
+def test_a_slip_in_the_service_is_found(path: tuple[Any, ...], value: Any, registry: Registry[Any]) -> None:
+    service = find(render(DEPLOY / "overlays/trial"), "RayService")
+    place = service
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    assert problems_of(service, registry)
+
+
+@pytest.mark.skipif(not KUBECTL.exists(), reason="there is no kubectl")
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_kubectl_makes_the_same_of_an_overlay(overlay: str) -> None:
+    made = subprocess.run([KUBECTL, "kustomize", DEPLOY / overlay], capture_output=True, text=True, check=True).stdout
+
+    def by_name(manifests: list[Manifest]) -> dict[tuple[str, str], Manifest]:
+        return {(one["kind"], one["metadata"]["name"]): one for one in manifests}
+
+    assert by_name(render(DEPLOY / overlay)) == by_name(list(yaml.safe_load_all(made)))
+
+
+def test_the_cluster_alone_is_that_of_the_service() -> None:
+    """But for the probe of a worker: without a service there is no proxy of Serve."""
+    (service,), (cluster,) = documents(DEPLOY / "service/service.yaml"), documents(DEPLOY / "cluster/cluster.yaml")
+    specs = [service["spec"]["rayClusterConfig"], cluster["spec"]]
+    probes = []
+    for spec in specs:
+        (container,) = spec["workerGroupSpecs"][0]["template"]["spec"]["containers"]
+        probes.append(container.pop("readinessProbe")["httpGet"]["path"])
+    assert specs[0] == specs[1]
+    assert probes == ["/-/healthz", "/api/local_raylet_healthz"]
+
+
+def test_each_name_that_a_manifest_uses_is_there(manifests: list[Manifest]) -> None:
+    names = {kind: {one["metadata"]["name"] for one in manifests if one["kind"] == kind} for kind in
+             ("Secret", "ConfigMap", "ServiceAccount", "PersistentVolumeClaim", "Service")}  # fmt: skip
+    text = json.dumps(manifests)
+    for kind, pattern in {
+        "Secret": r'"secret(?:KeyRef|Ref)": \{[^}]*"name": "([^"]+)"',
+        "ConfigMap": r'"configMap": \{[^}]*"name": "([^"]+)"',
+        "ServiceAccount": r'"serviceAccountName": "([^"]+)"',
+        "PersistentVolumeClaim": r'"claimName": "([^"]+)"',
+        "Service": r'"service": \{"name": "([^"]+)"',
+    }.items():
+        there = names[kind] | (SECRETS if kind == "Secret" else MADE_ELSEWHERE if kind == "Service" else set())
+        assert set(re.findall(pattern, text)) <= there
+    for spec in pod_specs(manifests):
+        volumes = {volume["name"] for volume in spec.get("volumes", ())}
+        mounts = {mount["name"] for one in spec["containers"] for mount in one.get("volumeMounts", ())}
+        assert volumes <= mounts and mounts - volumes <= {"data"}, "data is that of a StatefulSet"
+
+
+def test_a_secrets_keys_are_those_that_are_read() -> None:
+    trial = render(DEPLOY / "overlays/trial")
+    keys = {one["metadata"]["name"]: set(one["stringData"]) for one in trial if one["kind"] == "Secret"}
+    assert keys.keys() == SECRETS | {"turnwise-postgres"}
+    text = json.dumps([one for one in trial if one["kind"] != "Secret"])
+    for key, name in re.findall(r'"secretKeyRef": \{"key": "([^"]+)", "name": "([^"]+)"', text):
+        assert key in keys[name]
+    assert keys["turnwise-ray"] == {"auth_token"}, "KubeRay reads this one"
+
+
+def test_every_pod_is_admitted_by_the_restricted_policy(manifests: list[Manifest]) -> None:
+    """By Kubernetes's pod security standard; and no pod has an account's token, or may write to its image."""
+    for spec in pod_specs(manifests):
+        assert spec["securityContext"]["runAsNonRoot"] and spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        is_head = spec["containers"][0]["name"] == "ray-head"
+        assert is_head or (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("turnwise", False)
+        for container in spec["containers"]:
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False and context["capabilities"] == {"drop": ["ALL"]}
+            assert context["readOnlyRootFilesystem"]
+
+
+def test_every_container_says_what_it_needs_and_long_ones_how_they_are(manifests: list[Manifest]) -> None:
+    for container in containers_of(manifests):
+        resources = container["resources"]
+        assert resources["requests"].keys() == {"cpu", "memory"} and resources["limits"].keys() == {"memory"}
+        assert not container["image"].endswith(":latest") and ":" in container["image"]
+    for manifest in manifests:
+        if manifest["kind"] in ("RayService", "RayCluster", "StatefulSet"):
+            for container in containers_of(manifest):
+                assert {"livenessProbe", "readinessProbe"} <= container.keys()
+
+
+def test_selectors_and_probes_meet_something(manifests: list[Manifest]) -> None:
+    """Labels and ports by which services, budgets and policies find pods; those that KubeRay sets are known."""
+    by_kuberay = {"ray.io/is-ray-node", "ray.io/node-type", "ray.io/cluster"}
+    labels = [set(one["metadata"].get("labels", {}).items()) for one in templates_of(manifests)]
+    for manifest in manifests:
+        if manifest["kind"] in ("Service", "PodDisruptionBudget", "NetworkPolicy", "StatefulSet"):
+            selector = manifest["spec"].get("selector", manifest["spec"].get("podSelector", {}))
+            wanted = selector.get("matchLabels", {} if manifest["kind"] == "NetworkPolicy" else selector)
+            if not wanted.keys() & by_kuberay:
+                assert any(set(wanted.items()) <= one for one in labels), manifest["metadata"]["name"]
+    for container in containers_of(manifests):
+        ports = {port["name"]: port["containerPort"] for port in container.get("ports", ())}
+        for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+            probe = container.get(name, {})
+            port = probe.get("httpGet", probe.get("tcpSocket", {})).get("port", 52365)
+            assert port in (52365, *ports, *ports.values()), "52365 is that of Ray's agent"
+
+
+def templates_of(part: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(part, dict):
+        if "template" in part and "spec" in part["template"]:
+            yield part["template"]
+        for value in part.values():
+            yield from templates_of(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from templates_of(value)
+
+
+def test_a_worker_has_time_to_drain_before_it_is_killed(manifests: list[Manifest]) -> None:
+    for spec in pod_specs(manifests):
+        for container in spec["containers"]:
+            if hook := container.get("lifecycle", {}).get("preStop"):
+                assert int(hook["exec"]["command"][-1]) <= spec["terminationGracePeriodSeconds"] - 20
+
+
+def test_ray_is_that_of_the_lock() -> None:
+    (service,) = documents(DEPLOY / "service/service.yaml")
+    lock = (DEPLOY.parent / "requirements.lock").read_text(encoding="utf-8")
+    assert f"ray=={service['spec']['rayClusterConfig']['rayVersion']}\n" in lock

@@ -153,7 +153,7 @@ FULL = Scale(
     idle_minutes=2.0,
     agents=50,
     replayed=100_000,
-    conversation=20,
+    conversation=40,
 )
 QUICK = Scale(
     rounds=5,

@@ -67,11 +67,15 @@ class ActiveRun:
         self.attempt: Attempt | None = None
         """The current attempt, while an engine works on the run."""
         self.recalled: Recalled | None = None
-        """The retrieved memory text that is added to the run's requests; None if there is none."""
+        """The retrieved memory text that is added to the run's requests before its prompt; None if there is none."""
+        self.front: Recalled | None = None
+        """The user's profile, which is added to the run's requests before the conversation; None if there is none."""
         self.item_counts: dict[str, int] = {}
         """How many items each memory returned for the run's prompt, by the memory's name."""
         self.profile = Profile()
         """The user's profile, as retrieved for this run."""
+        self.new_profile = Profile()
+        """The part of it that stands before the prompt, since it is newer than what stands before the conversation."""
         self.search: asyncio.Task[Any] | None = None
         """The memory search, if it was started before the run began."""
         self.query = ""

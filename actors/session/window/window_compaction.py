@@ -156,12 +156,12 @@ class WindowCompaction:
         cache = self._journal.blocks.cache
         window = await compactor.window(head, cache, base=True)
         beside = 0 if if_due else await self._waiting_tokens(compactor, head)
-        budget = compactor.beside(beside).with_block(more).budget
+        budget = compactor.beside(beside).with_blocks(more).budget
         if compactor.is_estimate(window) and acts(compactor.strategy, window, budget):
             await compactor.count_exactly()
             window = await compactor.window(head, cache, base=True)
             beside = 0 if if_due else await self._waiting_tokens(compactor, head)
-        compactor = compactor.beside(beside).with_block(more)
+        compactor = compactor.beside(beside).with_blocks(more)
         bill = self._plans.bill()
         name = type(compactor.strategy).__name__
         try:

@@ -137,7 +137,9 @@ async def _measured(
     hold: Talk, reply: Callable[[list[dict[str, Any]]], Any], *, tools: Sequence[Any] = (), **settings: Any
 ) -> Reuse:
     recorder = Recorder(reply)
-    config = SessionConfig(max_context_tokens=WINDOW, reserve_output_tokens=1000, token_counter=ByteCounter())
+    is_bounded = "overflow" in settings
+    bounds = {"max_context_tokens": WINDOW, "reserve_output_tokens": 1000, "token_counter": ByteCounter()}
+    config = SessionConfig(**bounds) if is_bounded else SessionConfig()
     with LocalProvider(reply=recorder) as provider:
         engine = OpenAIEngine("local", base_url=provider.base_url, system=SYSTEM, tools=tools)
         overflow = settings.pop("overflow", lambda engine: None)(engine)
@@ -176,7 +178,7 @@ def measure(table: Table, *, turns: int) -> None:
         ),
         **{
             f"a long chat, {name}": _measured(
-                chat(turns * 5), chatty, overflow=strategy, memory=memory() if name == "FlushToMemory" else []
+                chat(turns * 4), chatty, overflow=strategy, memory=memory() if name == "FlushToMemory" else []
             )
             for name, strategy in STRATEGIES.items()
         },

@@ -21,6 +21,7 @@ from turnwise.actors.inference.openai.settings import (
     check_settings,
     check_url,
     http_client,
+    is_header,
     is_key,
     keeps_attachments,
     replacing_prompt,
@@ -102,6 +103,9 @@ class OpenAIEngine:
     """More headers for each request. They are pickled to the sessions' processes, like the key."""
     default_query: Mapping[str, str] | None = None
     """More query parameters for each request."""
+    session_header: str | None = None
+    """A header by which a router before several servers sends a session's requests to the same one, such as
+    "x-session-id". If omitted, that of the server's profile; empty for none."""
     http_client: Callable[[], httpx2.AsyncClient] | None = None
     """Makes the HTTP client of a session, for example with a proxy or custom certificates; must be picklable."""
     stream: bool = True
@@ -138,6 +142,8 @@ class OpenAIEngine:
         check("azure", self.azure, self.azure is None or self.base_url is None, "cannot be combined with base_url")
         is_text = self.api_key is None or callable(self.api_key) or is_key(self.api_key)
         check("api_key", "***", is_text, "must be ASCII text without spaces, or a function that returns it")
+        header = self.session_header
+        check("session_header", header, header is None or is_header(header), "must be the name of a header, or empty")
         check_settings(self, _RESERVED[self.api])
 
     @property
@@ -248,6 +254,8 @@ class OpenAIEngine:
             return _REFUSED.setdefault((base_url, self.api, model), set())
 
         profile = profile_of(self.provider or ("azure" if self.azure else None), host)
+        if self.session_header is not None:
+            profile = replace(profile, session_header=self.session_header)
         settings = RequestSettings(self, tools, profile, refused, self.model)
         return ChatAPI(settings) if self.api == "chat" else ResponsesAPI(settings)
 

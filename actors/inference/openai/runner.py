@@ -205,7 +205,9 @@ class OpenAIRunner:
         # An earlier conversation, given as prompts, may end in results too.
         is_later_step = _ends_in_results(turn.blocks) and not _ends_in_results(turn.asked)
         tools = [tool.definition for tool in tools_of_run(context.tools)]
-        settings = self._api.settings.of_run(context.model, context.params, tools, is_later_step=is_later_step)
+        settings = self._api.settings.of_run(
+            context.model, context.params, tools, is_later_step=is_later_step, prefix_key=context.prefix_key
+        )
         return OpenAIRunner(self._settings, self._client, self._api.of_run(settings), self._library)
 
     async def ask(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
@@ -279,6 +281,7 @@ class OpenAIRunner:
         self, blocks: Sequence[Block], output: OutputType | None, headers: Mapping[str, str]
     ) -> tuple[Stream, Form | None]:
         """Send the request; return the stream of the answer, and the form that was requested."""
+        headers = {**headers, **self._session_header}
         client = self._client.with_options(default_headers=headers) if headers else self._client
         form, request = await self._prepared(blocks, output)
         while True:
@@ -303,6 +306,13 @@ class OpenAIRunner:
                     form, request = await self._prepared(blocks, output)
                 else:
                     raise self._refused(error) from self._safe(error)
+
+    @property
+    def _session_header(self) -> Mapping[str, str]:
+        """The header by which routers send requests that begin alike to the same replica."""
+        settings = self._api.settings
+        name, key = settings.profile.session_header, settings.prefix_key
+        return {name: key} if name and key else {}
 
     async def _prepared(
         self, blocks: Sequence[Block], output: OutputType | None

@@ -63,7 +63,7 @@ class KeepLast:
         return f"it is oldest, and a request may have {limit_text}"
 
     def _cut(self, window: Window, slack: float = 0) -> int:
-        """Return where the exchanges to keep begin, of which a share is left out. O(blocks of these and of one more)."""
+        """Return where the exchanges to keep begin, less a share of them. O(blocks of these and of one more)."""
         turns, most = (limit and limit - int(limit * slack) for limit in (self.turns, self.messages))
         cut = window.newest.start
         messages = 0

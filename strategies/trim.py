@@ -9,8 +9,8 @@ from turnwise.strategies.plan import Plan, plan_for
 from turnwise.strategies.window import TokenBudget, Window
 
 SLACK = 0.25
-"""The share that strategies make free at once by default. It costs a provider three quarters of a window, read anew, for
-each quarter of a window that is said."""
+"""The share that strategies make free at once by default. Three quarters of a window are read anew for each
+quarter of a window that is said."""
 
 
 @dataclass(frozen=True)

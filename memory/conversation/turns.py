@@ -111,6 +111,7 @@ _ANSWERED = "answered"
 _RECALLED = "recalled"
 """The name of a log that is never stored. It holds the recalled blocks of a turn, for requests only."""
 
+
 class Turn:
     """A complete, deeply immutable snapshot of a conversation: all that the model saw and what it answered.
 

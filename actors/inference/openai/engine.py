@@ -10,6 +10,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
+from turnwise.actors.inference.cache_hints import CacheHints
 from turnwise.actors.inference.engine import RequestFrame, SessionView
 from turnwise.actors.inference.middleware import Middleware, wrap
 from turnwise.actors.inference.openai.chat import LIMITS, ChatAPI
@@ -106,6 +107,8 @@ class OpenAIEngine:
     """More query parameters for each request."""
     router: Replicas | None = None
     """Several servers of the model, instead of `base_url`: each session keeps to the one that has its prefix."""
+    cache_hints: CacheHints | None = None
+    """Tells the server when a session needs its prefix again, such as `HTTPHints`; None: no hints are sent."""
     session_header: str | None = None
     """A header by which a router before several servers sends a session's requests to the same one, such as
     "x-session-id". If omitted, that of the server's profile; empty for none."""
@@ -149,6 +152,8 @@ class OpenAIEngine:
             check_url("router", url)
         is_text = self.api_key is None or callable(self.api_key) or is_key(self.api_key)
         check("api_key", "***", is_text, "must be ASCII text without spaces, or a function that returns it")
+        hints = self.cache_hints
+        check("cache_hints", hints, hints is None or isinstance(hints, CacheHints), "must be CacheHints")
         header = self.session_header
         check("session_header", header, header is None or is_header(header), "must be the name of a header, or empty")
         check_settings(self, _RESERVED[self.api])

@@ -227,20 +227,20 @@ class OpenAIRunner:
             conversation.append(System(text=f"{own}\n\n{context.instructions}" if own else context.instructions))
         output = OutputType.read(context.output_type or self._settings.output_type)
         if self._router is None:
-            return await self._ask_here(conversation, output, context)
+            return await self.ask_here(conversation, output, context)
         router, key = self._router, self._api.settings.prefix_key
         *others, last = router.candidates(key)
         for url in others:
             try:
                 with router.at(url):
-                    return await self._at(url, retries=0)._ask_here(conversation, output, context)
+                    return await self._at(url, retries=0).ask_here(conversation, output, context)
             except ProviderAwayError as error:  # nothing of an answer has come
                 if self._is_gone(error.__cause__):
                     router.gone(url)
                 elif isinstance(error.__cause__, self._library.APITimeoutError | TimeoutError):
                     raise  # it may be at work, and another server would take as long
         with router.at(last):
-            return await self._at(last, retries=self._settings.max_retries)._ask_here(conversation, output, context)
+            return await self._at(last, retries=self._settings.max_retries).ask_here(conversation, output, context)
 
     def _at(self, url: str, *, retries: int) -> OpenAIRunner:
         """Return a runner that asks one server."""
@@ -256,9 +256,10 @@ class OpenAIRunner:
             not is_silent or isinstance(error.__cause__, httpx2.ConnectTimeout)
         )
 
-    async def _ask_here(
+    async def ask_here(
         self, conversation: Sequence[Block], output: OutputType | None, context: RunContext
     ) -> Sequence[AnyBlock]:
+        """Return the answer of the client's own server."""
         with part("chat", lambda: self._facts(conversation, output)) as chat:
             return await self._answer(conversation, output, context, chat)
 

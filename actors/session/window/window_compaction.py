@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 from turnwise.actors.inference.attempt import reason
+from turnwise.actors.session.engines.cache_hinting import CacheHinting
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.state.session_tasks import SessionTasks
 from turnwise.actors.session.state.state import SessionState
@@ -45,7 +46,10 @@ class WindowCompaction:
         engines: SessionEngines,
         tasks: SessionTasks,
         plans: PlanRunner,
+        *,
+        hinting: CacheHinting,
     ) -> None:
+        self._hinting = hinting
         self._state = state
         self._journal = state.journal
         self._transactor = transactor
@@ -174,6 +178,7 @@ class WindowCompaction:
             raise
         if plan is None:
             return None
+        self._hinting.compacting()
         prepared, failure = await self._plans.prepare(compactor, plan, window, bill)
         if prepared is None:
             message = reason(failure) if failure else "no block may be removed from the window"

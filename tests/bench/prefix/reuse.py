@@ -23,8 +23,8 @@ from turnwise import (
     Trim,
     tool,
 )
-from turnwise.stores import InMemoryItems
 from turnwise.memory.values.ids import new_id
+from turnwise.stores import InMemoryItems
 from turnwise.strategies import ByteCounter, KeepLast
 from turnwise.testing import LocalProvider, attentive_reply, tool_script
 from turnwise.testing.local_provider.replies import SUMMARY_WANTED, text_of
@@ -143,9 +143,8 @@ async def _measured(
     with LocalProvider(reply=recorder) as provider:
         engine = OpenAIEngine("local", base_url=provider.base_url, system=SYSTEM, tools=tools)
         overflow = settings.pop("overflow", lambda engine: None)(engine)
-        async with AsyncSessionManager(
-            f"memory://prefix-{new_id()}", engine=engine, overflow=overflow, config=config, placement=InProcess(), **settings
-        ) as manager:
+        settings |= {"engine": engine, "overflow": overflow, "config": config, "placement": InProcess()}
+        async with AsyncSessionManager(f"memory://prefix-{new_id()}", **settings) as manager:
             await hold(manager)
         recorder.count([request.body for request in provider.requests])
     return recorder.reuse
@@ -155,7 +154,7 @@ STRATEGIES: dict[str, Callable[[Any], Any]] = {
     "Trim": lambda engine: Trim(),
     "DeleteOldest, 10 at once": lambda engine: DeleteOldest(10),
     "KeepLast, 20 turns": lambda engine: KeepLast(turns=20),
-    "Summarize": lambda engine: Summarize(engine),
+    "Summarize": Summarize,
     "FlushToMemory": lambda engine: FlushToMemory(),
 }
 

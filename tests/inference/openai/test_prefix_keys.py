@@ -70,7 +70,7 @@ async def test_a_callers_own_key_is_sent() -> None:
 def test_a_key_says_nothing_of_the_log_and_follows_the_first_block() -> None:
     assert prefix_key((Span("7", 0, 3), Span("9", 0, 1)), "9") == prefix_key((Span("7", 2, 3),), "7")
     assert prefix_key((), "9") == prefix_key((Span("9", 4, 5),), "9") != prefix_key((Span("7", 0, 3),), "9")
-    assert prefix_key((), "") == "" and "7" != prefix_key((), "7")
+    assert prefix_key((), "") == "" and prefix_key((), "7") != "7"
 
 
 def test_profiles_that_take_the_key_do_not_lack_it() -> None:

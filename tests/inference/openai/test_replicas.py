@@ -23,7 +23,7 @@ URLS = [f"http://replica-{number}/v1" for number in range(5)]
 
 
 def first(key: str, urls: Sequence[str] = URLS, **more: Any) -> str:
-    return ranked(urls, key, **{"loads": {url: 0 for url in urls}, "away": (), "bound": 1.25, **more})[0]
+    return ranked(urls, key, **{"loads": dict.fromkeys(urls, 0), "away": (), "bound": 1.25, **more})[0]
 
 
 def test_keys_spread_and_only_those_of_a_lost_server_move() -> None:
@@ -131,7 +131,13 @@ async def test_where_no_replica_can_be_reached_the_run_says_so() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"urls": []}, {"urls": ["a", "a"]}, {"urls": "http://a"}, {"urls": URLS, "bound": 1}, {"urls": URLS, "away_s": -1}],
+    [
+        {"urls": []},
+        {"urls": ["a", "a"]},
+        {"urls": "http://a"},
+        {"urls": URLS, "bound": 1},
+        {"urls": URLS, "away_s": -1},
+    ],
     ids=repr,
 )
 def test_wrong_replicas_are_refused(settings: dict[str, Any]) -> None:

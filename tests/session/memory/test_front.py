@@ -34,7 +34,7 @@ async def test_what_is_learnt_later_stands_late_and_the_front_stays() -> None:
     assert all(section(later).count(item.text) == 0 for item in WHO[3:5]), "the front lacks them"
     (*_, late) = [block.text for block in later if isinstance(block, Recalled)]
     assert all(late.count(item.text) == 1 for item in WHO[3:5]) and WHO[0].text not in late
-    assert [block for block in later if isinstance(block, User)][0].text == "hey", "the front is before all prompts"
+    assert next(block for block in later if isinstance(block, User)).text == "hey", "the front is before all prompts"
 
 
 async def test_a_fact_that_holds_no_longer_is_in_no_later_request() -> None:

@@ -1,4 +1,4 @@
-"""`PrefixCache`: reuses what requests begin with, as servers of models do; and `Reuse`, which counts for a conversation.
+"""`PrefixCache`: reuses what requests begin with, as servers of models do; and `Reuse`, which counts that.
 
 A token is a word, a number or a mark here. A request is read as chat templates write it: the tools, the system prompt,
 then the messages. As in vLLM (https://docs.vllm.ai/en/latest/design/prefix_caching.html), the tokens are cut into
@@ -115,7 +115,7 @@ class Reuse:
     """Which share of the tokens of some requests was reused, and which share could have been.
 
     *Possible* is what a cache without limits could reuse at most, if it could use a part wherever it stands: the tokens
-    of each tool and paragraph that the conversation has sent before, or that its model has answered. No cache of prefixes
+    of each tool and paragraph that the conversation has sent before, or that its model has answered. No prefix cache
     reuses more than that, apart from equal beginnings of parts that are new. So it also counts against turnwise what a
     request has to change: a strategy that removes the oldest messages moves all others.
     """

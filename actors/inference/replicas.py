@@ -32,8 +32,8 @@ class Replicas:
     The server is chosen by rendezvous hashing of the key of the prefix (Thaler, Ravishankar: *Using name-based mappings
     to increase hit rates*, 1998). So all processes choose alike without talking, a fork goes where its parent's prefix
     is, and a server that comes or goes moves its own sessions only. Loads are bounded (Mirrokni, Thorup, Zadimoghaddam:
-    *Consistent hashing with bounded loads*, https://arxiv.org/abs/1608.01350): a server with more than `bound` times its
-    share of this process's requests is passed over for the key's next one, which is the same each time.
+    *Consistent hashing with bounded loads*, https://arxiv.org/abs/1608.01350): a server with more than `bound` times
+    its share of this process's requests is passed over for the key's next one, which is the same each time.
 
     A server that cannot be reached is passed over for `away_s`; then the next request tries it again. One that answers
     429 or 503 is passed over for that request.

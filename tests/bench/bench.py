@@ -46,7 +46,7 @@ import window
 from engines import process_of
 from harness import ProcessorTime, Samples, Table, counted_calls, end_process, prompt_of, retire
 from long_term import forgetting, remembering
-from prefix import reuse
+from prefix import affinity, pressure, reuse
 from replaying import measure as replaying
 from stored.sql_traffic import listening
 from turnwise import (
@@ -760,6 +760,9 @@ class Bench:
     def prefix(self) -> None:
         """Measure which share of their requests servers could find in their caches."""
         reuse.measure(self.table, turns=self.scale.conversation)
+        pressure.measure(self.table, steps=self.scale.conversation // 2)
+        is_quick = self.scale is QUICK
+        affinity.measure(self.table, sessions=3, turns=4 if is_quick else 20)
 
     def packed(self) -> None:
         """Measure the capacity and speed of packed hosts, and their recovery after a kill."""

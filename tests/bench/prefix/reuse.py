@@ -1,4 +1,4 @@
-"""Measures which share of the tokens of requests a cache of prefixes reuses: a chat, an agent, memory, strategies, forks.
+"""Measures which share of requests a cache of prefixes reuses: of a chat, an agent, memory, strategies, forks.
 
 The sessions are real, and so are the bytes of their requests, which a local provider records; the cache is simulated.
 """

@@ -16,6 +16,9 @@ from typing import Any
 BLOCK = 16
 """How many tokens are a block."""
 
+HELD_AT_MOST = 0.75
+"""The share of a cache that hints may hold, so that other requests have room too."""
+
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
@@ -58,7 +61,7 @@ class PrefixCache:
         self._blocks: OrderedDict[int, float] = OrderedDict()
         """The blocks, the least recently used one first, with the time until which each is held."""
 
-    def read(self, tokens: Sequence[str]) -> int:
+    def read(self, tokens: Sequence[str], *, now: float = 0.0) -> int:
         """Return how many tokens from the first on are cached, and keep those of the whole request."""
         hashes = list(_hashes(tokens))
         hits = 0
@@ -66,7 +69,7 @@ class PrefixCache:
             if block not in self._blocks:
                 break
             hits += 1
-        self.keep(tokens)
+        self.keep(tokens, now=now)
         self.reused += hits * BLOCK
         self.prefilled += len(tokens) - hits * BLOCK
         return hits * BLOCK
@@ -79,10 +82,13 @@ class PrefixCache:
             self._blocks[block] = held_until
         self._evict(now)
 
-    def hold(self, tokens: Sequence[str], until: float) -> None:
-        """Evict these tokens after all others until a time."""
-        for block in _hashes(tokens):
-            if block in self._blocks:
+    def hold(self, tokens: Sequence[str], until: float, *, now: float) -> None:
+        """Evict these tokens after all others until a time, unless as much is held as may be."""
+        blocks = [block for block in _hashes(tokens) if block in self._blocks]
+        held = sum(time > now for time in self._blocks.values())
+        new = sum(self._blocks[block] <= now for block in blocks)
+        if self.capacity is None or held + new <= self.capacity * HELD_AT_MOST:
+            for block in blocks:
                 self._blocks[block] = until
 
     def drop(self, tokens: Sequence[str], *, before: Sequence[str] = ()) -> None:

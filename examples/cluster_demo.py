@@ -65,7 +65,7 @@ def reads(urls: list[str]) -> str:
     """Return how much each replica has read and reused."""
     numbers = []
     for url in urls:
-        with urllib.request.urlopen(url) as answer:
+        with urllib.request.urlopen(url) as answer:  # noqa: S310 - a replica of this program
             numbers.append(json.load(answer))
     return "; ".join(
         f"replica {at}: {each['prefilled']} read, {each['reused']} reused" for at, each in enumerate(numbers)

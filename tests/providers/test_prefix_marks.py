@@ -22,12 +22,6 @@ def test_what_is_recalled_for_a_prompt_has_a_mark_before_it() -> None:
     history = [System(text="Be brief."), User(text="one"), Text(text="two")]
     assert marked(*history, Recalled(text="a memory"), User(text="three")) == ["Be brief.", "two", "three"]
     assert marked(*history, User(text="three")) == ["Be brief.", "three"]
-    first = [
-        Recalled(text="the profile"),
-        User(text="one"),
-        Text(text="two"),
-        Recalled(text="more"),
-        User(text="three"),
-    ]
-    assert marked(*first) == ["two", "three"], "the profile is not recalled for the prompt"
-    assert marked(profile, User(text="one")) == ["one"]
+    profile, more = Recalled(text="the profile"), Recalled(text="more")
+    assert marked(profile, User(text="one"), Text(text="two"), more, User(text="three")) == ["two", "three"]
+    assert marked(profile, User(text="one")) == ["one"], "the profile is not recalled for the prompt"

@@ -101,7 +101,8 @@ async def main() -> None:
 async def show(manager: AsyncSessionManager, urls: list[str], replicas: list[Any]) -> None:
     """Show sessions, memory, a fork, the service, and a replica that dies."""
     print("three sessions in turn, each at its own replica:")
-    chats = [await manager.open(f"chat-{number}", user_id="sarah") for number in range(3)]
+    users = ["sarah", "tom", "ann"]
+    chats = [await manager.open(f"chat-{number}", user_id=user) for number, user in enumerate(users)]
     for turn in range(TURNS):
         for number, chat in enumerate(chats):
             await turn_of(chat, FACT if turn == number == 0 else f"Tell me more of {turn * 10 + number}, please.")

@@ -762,7 +762,7 @@ class Bench:
         reuse.measure(self.table, turns=self.scale.conversation)
         pressure.measure(self.table, steps=self.scale.conversation // 2)
         is_quick = self.scale is QUICK
-        affinity.measure(self.table, sessions=3, turns=4 if is_quick else 20)
+        affinity.measure(self.table, sessions=3 if is_quick else 5, turns=4 if is_quick else 20)
 
     def packed(self) -> None:
         """Measure the capacity and speed of packed hosts, and their recovery after a kill."""

@@ -1,6 +1,6 @@
 """Measures sessions on two real servers of a model, by the key of the prefix and in turn: tokens read, first tokens.
 
-The servers are those of examples/local_model.py, each with a cache for half of the conversations.
+The servers are those of examples/local_model.py, each with a cache for most of the conversations, not all.
 """
 
 import asyncio
@@ -22,7 +22,8 @@ from turnwise.memory.values.ids import new_id
 
 MODEL = Path(__file__).parents[3] / "examples/local_model.py"
 
-BLOCK_MB, BLOCK = 0.27, 16
+BLOCK_MB, TURN_BLOCKS = 0.27, 2.3
+"""The size of 16 tokens' keys and values, and how many such blocks a turn has."""
 
 
 class InTurn(Replicas):
@@ -79,7 +80,7 @@ def measure(table: Table, *, sessions: int, turns: int) -> None:
     Args:
         sessions: an odd number, so that each session's requests go to both servers in turn.
     """
-    cache_mb = int(sessions / 2 * turns * 2.5 * BLOCK_MB * 1.3) + 1
+    cache_mb = int((sessions - 1.3) * turns * TURN_BLOCKS * BLOCK_MB) + 1
     read: dict[type[Replicas], tuple[Samples, int]] = {}
     for kind in (InTurn, Replicas):
         with ExitStack() as stack:

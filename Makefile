@@ -80,7 +80,7 @@ memory: $(READY) ## play an HR assistant that remembers over days, and forgets, 
 
 .PHONY: cluster-demo
 cluster-demo: $(SERVING) ## run a cluster with two replicas of a model of 100 MB on the CPU, sessions, memory and a service: two minutes at most
-	$(BIN)/python examples/cluster_demo.py
+	$(BIN)/python examples/cluster/cluster_demo.py
 
 .PHONY: test
 test: $(TESTING) ## set up what tests call, and run what a change needs first: all tests but those of test-more, and the longer ones below

@@ -1,6 +1,6 @@
 """Measures sessions on two real servers of a model, by the key of the prefix and in turn: tokens read, first tokens.
 
-The servers are those of examples/local_model.py, each with a cache for most of the conversations, not all.
+The servers are those of examples/cluster/local_model.py, each with a cache for most of the conversations, not all.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from turnwise import AsyncSessionManager, InProcess, OpenAIEngine
 from turnwise.engines import Replicas
 from turnwise.memory.values.ids import new_id
 
-MODEL = Path(__file__).parents[3] / "examples/local_model.py"
+MODEL = Path(__file__).parents[3] / "examples/cluster/local_model.py"
 
 BLOCK_MB, TURN_BLOCKS = 0.27, 2.3
 """The size of 16 tokens' keys and values, and how many such blocks a turn has."""

@@ -1,7 +1,7 @@
 """One cluster: two replicas of a model of 100 MB, sessions that keep to the one that knows them, memory, a service.
 
     pip install 'turnwise[http]'
-    python examples/cluster_demo.py    a Ray of its own, two minutes at most; no key, no download
+    python examples/cluster/cluster_demo.py    a Ray of its own, two minutes at most; no key, no download
 
 The model runs on the CPU and its words mean nothing: see local_model.py, which serves it. What it has to read is real,
 so the demo shows what a session saves that goes on where its beginning is cached, and what happens when that place is
@@ -25,8 +25,8 @@ os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
 import openai
 import ray
 import uvicorn
-
 from local_model import ModelServer
+
 from turnwise import AsyncSession, AsyncSessionManager, LexicalMemory, OpenAIEngine, Packed
 from turnwise.engines import HTTPHints, Replicas
 from turnwise.http import create_app

@@ -1,7 +1,7 @@
 """A server of a model of 100 MB on the CPU, with a cache of prefixes: its costs are real, and its words mean nothing.
 
     pip install turnwise
-    python examples/local_model.py --port 8001    then: turnwise chat --base-url http://127.0.0.1:8001/v1 --model dice
+    python examples/cluster/local_model.py --port 8001    then: OpenAIEngine("dice", base_url="http://127.0.0.1:8001/v1")
 
 The model is a transformer with random weights, in numpy: 8 layers of 512, 26 million parameters. It reads a prompt and
 writes an answer as any other does, so what a cache of prefixes saves can be measured, without a download. It speaks the

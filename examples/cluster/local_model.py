@@ -56,7 +56,7 @@ class Model:
         dice = np.random.default_rng(7)
 
         def weights(*shape: int) -> Array:
-            return (dice.standard_normal(shape, dtype=np.float32) / np.sqrt(shape[0])).astype(np.float32)
+            return np.asarray(dice.standard_normal(shape, dtype=np.float32) / np.sqrt(shape[0]), np.float32)
 
         self.embedding = weights(WORDS, WIDTH)
         self.layers = [

@@ -42,7 +42,8 @@ async def test_forks_share_the_key_of_what_they_share(api: Any) -> None:
 
 
 async def test_a_router_gets_the_key_in_a_header() -> None:
-    for settings in ({"provider": "vllm"}, {"session_header": "X-Session-Id"}):
+    ways: list[dict[str, Any]] = [{"provider": "vllm"}, {"session_header": "X-Session-Id"}]
+    for settings in ways:
         with LocalProvider() as provider:
             first, *_, fork, other = await keys_of(
                 provider, OpenAIEngine("local", base_url=provider.base_url, **settings)
@@ -51,7 +52,8 @@ async def test_a_router_gets_the_key_in_a_header() -> None:
 
 
 async def test_nothing_is_sent_to_servers_that_are_not_known_to_take_it() -> None:
-    for settings in ({}, {"provider": "llama.cpp"}, {"provider": "vllm", "session_header": ""}):
+    ways: list[dict[str, Any]] = [{}, {"provider": "llama.cpp"}, {"provider": "vllm", "session_header": ""}]
+    for settings in ways:
         with LocalProvider() as provider:
             keys = await keys_of(provider, OpenAIEngine("local", base_url=provider.base_url, **settings))
         assert set(keys) == {(None, None)}

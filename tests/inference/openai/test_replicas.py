@@ -146,6 +146,7 @@ def test_wrong_replicas_are_refused(settings: dict[str, Any]) -> None:
 
 
 def test_a_router_takes_the_place_of_a_url() -> None:
-    for settings in ({"router": Replicas(URLS), "base_url": URLS[0]}, {"router": Replicas(["ftp://a"])}):
+    wrong: list[dict[str, Any]] = [{"router": Replicas(URLS), "base_url": URLS[0]}, {"router": Replicas(["ftp://a"])}]
+    for settings in wrong:
         with pytest.raises(ConfigError, match="router"):
-            OpenAIEngine("local", **settings)  # type: ignore[arg-type]
+            OpenAIEngine("local", **settings)

@@ -152,6 +152,13 @@ async def test_no_hints_do_nothing() -> None:
     assert isinstance(hints, CacheHints)
 
 
+_WRONG: list[dict[str, Any]] = [
+    {"server": "ftp://a"},
+    {"server": "http://a", "paths": {"keep": "/"}},
+    {"server": "http://a", "timeout_s": 0},
+]
+
+
 def test_wrong_hints_are_refused() -> None:
     for wrong in (
         {"server": "ftp://a"},
@@ -159,6 +166,6 @@ def test_wrong_hints_are_refused() -> None:
         {"server": "http://a", "timeout_s": 0},
     ):
         with pytest.raises(ConfigError, match="HTTPHints"):
-            HTTPHints(**wrong)  # type: ignore[arg-type]
+            HTTPHints(**wrong)
     with pytest.raises(ConfigError, match="cache_hints"):
         OpenAIEngine("local", cache_hints="http://a")  # type: ignore[arg-type]

@@ -116,7 +116,7 @@ async def show(manager: AsyncSessionManager, urls: list[str], replicas: list[Any
     assert sum(recalled[0].sent.values()) > 0
     print(f"  recalled: {dict(recalled[0].sent)}")
     print("a fork goes where its parent's beginning is:")
-    await turn_of(await chats[1].fork("fork-1"), "And another way?")
+    await turn_of(await chats[1].fork(), "And another way?")
     print("the service, asked by OpenAI's client:")
     print(f"  {await ask_service(manager)!r}")
     print("a replica dies, and its sessions go on at the other one:")

@@ -22,7 +22,7 @@ def test_the_demo_of_a_cluster_does_what_it_says() -> None:
         "two replicas",
         "three sessions",
         "recalled: ",
-        "fork-",
+        "a fork",
         "OpenAI's client",
         "a replica dies",
         "all of it",

@@ -58,7 +58,8 @@ def read_by(url: str) -> int:
 async def _talk(router: Replicas, sessions: int, turns: int) -> tuple[Samples, int]:
     """Hold conversations in turn; return the times to the first token of the last turns, and the tokens of a chat."""
     engine = OpenAIEngine("dice", router=router, provider="vllm", max_output_tokens=8, timeout_s=300)
-    last, size = Samples(), 0
+    last = Samples()
+    size = 0
     async with AsyncSessionManager(f"memory://{new_id()}", engine=engine, placement=InProcess()) as manager:
         chats = [await manager.open(f"chat {number}") for number in range(sessions)]
         for number, (place, chat) in itertools.product(range(turns), enumerate(chats)):
@@ -81,13 +82,13 @@ def measure(table: Table, *, sessions: int, turns: int) -> None:
         sessions: an odd number, so that each session's requests go to both servers in turn.
     """
     cache_mb = int((sessions - 1.3) * turns * TURN_BLOCKS * BLOCK_MB) + 1
-    read: dict[type[Replicas], tuple[Samples, int]] = {}
+    read: dict[type[Replicas], tuple[Samples, int, int]] = {}
     for kind in (InTurn, Replicas):
         with ExitStack() as stack:
             urls: Sequence[Any] = [stack.enter_context(served(cache_mb)) for _ in range(2)]
             samples, size = asyncio.run(_talk(kind(urls), sessions, turns))
-            read[kind] = samples, sum(map(read_by, urls))
-    (slow, anew), (fast, kept) = read[InTurn], read[Replicas]
+            read[kind] = samples, sum(map(read_by, urls)), size
+    (slow, anew, size), (fast, kept, _) = read[InTurn], read[Replicas]
     table.line(f"first token of turn {turns}, 2 servers in turn", slow, f"{anew:,} tokens read, {size:,} at last")
     table.judge("  by the key of the prefix, to that", fast.median / slow.median, 0.5, samples=fast)
     table.judge("  tokens read by that, to those in turn", kept / anew, 0.5)

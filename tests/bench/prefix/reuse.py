@@ -138,7 +138,11 @@ async def _measured(
 ) -> Reuse:
     recorder = Recorder(reply)
     is_bounded = "overflow" in settings
-    bounds = {"max_context_tokens": WINDOW, "reserve_output_tokens": 1000, "token_counter": ByteCounter()}
+    bounds: dict[str, Any] = {
+        "max_context_tokens": WINDOW,
+        "reserve_output_tokens": 1000,
+        "token_counter": ByteCounter(),
+    }
     config = SessionConfig(**bounds) if is_bounded else SessionConfig()
     with LocalProvider(reply=recorder) as provider:
         engine = OpenAIEngine("local", base_url=provider.base_url, system=SYSTEM, tools=tools)

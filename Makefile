@@ -78,6 +78,10 @@ window: $(READY) ## hold a conversation that outgrows its window, once with each
 memory: $(READY) ## play an HR assistant that remembers over days, and forgets, against the same
 	$(BIN)/python examples/hr_policy_chat.py
 
+.PHONY: cluster-demo
+cluster-demo: $(SERVING) ## run a cluster with two replicas of a model of 100 MB on the CPU, sessions, memory and a service: two minutes at most
+	$(BIN)/python examples/cluster/cluster_demo.py
+
 .PHONY: test
 test: $(TESTING) ## set up what tests call, and run what a change needs first: all tests but those of test-more, and the longer ones below
 	$(BIN)/python tests/lanes.py $(ARGS)

@@ -175,7 +175,8 @@ class Story:
     def conversation(self) -> str:
         """The conversation in the last request, without recalled text and without the question."""
         *before, _ = self.messages
-        return "\n".join(text for message in before for text in texts_of(message) if message["role"] != "system")
+        texts = [text for message in before for text in texts_of(message) if message["role"] != "system"]
+        return "\n".join(text for text in texts if "_memory>\n" not in text)
 
     @property
     def request(self) -> str:

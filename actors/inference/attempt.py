@@ -30,6 +30,7 @@ from turnwise.memory.conversation.blocks import Block, Text, Thinking, ToolResul
 from turnwise.memory.conversation.calls.tool_calls import CallState
 from turnwise.memory.conversation.events import Event, ModelCallEnded, ModelCallStarted, TextDelta, ThinkingDelta
 from turnwise.memory.conversation.model_params import of_later_step
+from turnwise.memory.conversation.spans import prefix_key
 from turnwise.memory.conversation.transcript import Ledger, repair
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.conversation.usage import Usage, unreported
@@ -214,6 +215,10 @@ class Attempt:
     @property
     def run_id(self) -> str:
         return self.run.run_id
+
+    @property
+    def prefix_key(self) -> str:
+        return prefix_key(self.run.turn.spans, self.session.key)
 
     @property
     def labels(self) -> Mapping[str, str]:

@@ -73,6 +73,7 @@ class CompletionContext:
     def __init__(self, session: SessionView, bill: Bill) -> None:
         self.session = session
         self.run_id = "aside"
+        self.prefix_key = ""
         self.labels: Mapping[str, str] = {}
         self.model: str | None = None
         self.params: Mapping[str, Any] = {}

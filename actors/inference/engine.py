@@ -54,6 +54,14 @@ class RunContext(Protocol):
         """The run's id."""
 
     @property
+    def prefix_key(self) -> str:
+        """Names the beginning of the run's requests: those with the same key begin with the same blocks.
+
+        It says nothing of ids, users or texts. A fork has the key of the session whose blocks its requests begin with,
+        so until a compaction puts its own block first. Empty for questions that belong to no conversation.
+        """
+
+    @property
     def labels(self) -> Mapping[str, str]:
         """The labels that the caller gave the run."""
 

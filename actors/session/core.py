@@ -10,6 +10,7 @@ from typing import Any
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.engines.cache_hinting import CacheHinting
 from turnwise.actors.session.engines.run_resources import RunResources
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.engines.side_bill import SideBill
@@ -110,15 +111,24 @@ class SessionCore:
         self.engines = engines = SessionEngines(run_resources, state, tasks, off_loop)
         progress, spending = SavingProgress(engines), Spending(state, engines)
         self.files = SessionFiles(state, engines, files)
+        self._hinting = hinting = CacheHinting(state, engines, tasks)
         self.transactor = transactor = Transactor(
-            state, tasks, engines, progress, recover=self._recover, alarm=alarm, outbox=outbox, quotas=quotas
+            state,
+            tasks,
+            engines,
+            progress,
+            recover=self._recover,
+            alarm=alarm,
+            outbox=outbox,
+            quotas=quotas,
+            committed=hinting.committed,
         )
         self.reads = SessionReads(LiveSource(state, transactor.loaded))
         bill = SideBill(spending, transactor)
         self.ingestion = MemoryIngestion(state, transactor, engines, tasks, progress, bill=bill)
         self.retrieval = MemoryRetrieval(state, engines, tasks, self.ingestion, bill)
         plans = PlanRunner(state, transactor, spending)
-        self.compaction = WindowCompaction(state, transactor, engines, tasks, plans)
+        self.compaction = WindowCompaction(state, transactor, engines, tasks, plans, hinting=hinting)
         self.next_window = NextWindow(state, transactor, engines, plans, self.compaction)
         fitting = RequestFitting(state, transactor, plans, self.compaction, self.retrieval)
         titles = Titles(state, transactor, engines, tasks, spending=spending, bill=bill)
@@ -181,7 +191,7 @@ class SessionCore:
         self.membership = Membership(state, transactor)
         self.additions = Additions(state, transactor, engines, self.reads)
         self.row = SessionRow(state, transactor, engines)
-        self.forking = Forking(state, transactor, self.forgetting, alarm)
+        self.forking = Forking(state, transactor, self.forgetting, alarm, hinting)
         self.importing = Importing(
             state,
             transactor,

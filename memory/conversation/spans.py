@@ -5,6 +5,7 @@ Every session appends to one log. A span names its log, so a fork can point into
 Annotations are not postponed (PEP 563) in this module, since pydantic would evaluate each of them again.
 """
 
+import hashlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from typing import Annotated, Any, NamedTuple
@@ -145,6 +146,16 @@ def begins_with(spans: Iterable[Span], prefix: Iterable[Span]) -> bool:
     """
     prefix_spans = join(prefix)
     return cut(spans, size(prefix_spans))[0] == prefix_spans
+
+
+def prefix_key(spans: Spans, log: str) -> str:
+    """Return the key of what a request with these spans begins with: a digest of the log that has its first block.
+
+    Args:
+        log: the log of the session, for a request without blocks; if that is empty, so is the key.
+    """
+    first = spans[0].log if spans else log
+    return hashlib.blake2b(first.encode(), digest_size=16, person=b"turnwise.prefix").hexdigest() if log else ""
 
 
 def size(spans: Iterable[Span]) -> int:

@@ -6,11 +6,12 @@ Annotations are not postponed (PEP 563) in this module, since pydantic would eva
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any, Literal, TypeVar
 
 from turnwise.errors import OutputInvalidError
 from turnwise.memory.conversation.block_cache import BlockCache
-from turnwise.memory.conversation.blocks import AnyBlock, Block, answer_text
+from turnwise.memory.conversation.blocks import AnyBlock, Block, Recalled, System, answer_text
 from turnwise.memory.conversation.branches import Branches, Version, is_shown, versions_of
 from turnwise.memory.conversation.output_type import read_answer
 from turnwise.memory.conversation.runs import RunRecord
@@ -317,14 +318,21 @@ class Turn:
         """Return this turn as one of a session that has these branches."""
         return Turn(self._session_id, self._record, self._cache, self._prompt_blocks, branches) if branches else self
 
-    def recalling(self, block: Block) -> "Turn":
-        """Return a copy of this turn with a block before its prompt, for requests to a model. It is never stored."""
+    def recalling(self, block: Block | None, *, front: Block | None = None) -> "Turn":
+        """Return a copy of this turn with a block before its prompt, for requests to a model. It is never stored.
+
+        Args:
+            front: another block, which comes before the conversation, behind system prompts with which that begins.
+        """
         record, prompt_spans = self._record, join(self._record.prompt)
         before, prompt = cut(record.input, size(record.input) - size(prompt_spans))
         if prompt != prompt_spans:  # the prompt is not one piece at the end of the input
             before, prompt = (), record.input
-        shown = join(before, [Span(_RECALLED, 0, 1)], prompt)
-        return Turn(self._session_id, replace(record, input=shown), self._cache.over(_RECALLED, [block]))
+        systems = list(takewhile(lambda place: isinstance(self._cache.read([place])[0], System), places(before)))
+        first, late = ([Span(_RECALLED, index, index + 1)] * bool(each) for index, each in enumerate((front, block)))
+        shown = join(systems, first, cut(before, len(systems))[1], late, prompt)
+        blocks = [each or Recalled(text="") for each in (front, block)]
+        return Turn(self._session_id, replace(record, input=shown), self._cache.over(_RECALLED, blocks))
 
     @property
     def placed_blocks(self) -> list[tuple[Span, AnyBlock]]:

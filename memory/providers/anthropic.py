@@ -54,13 +54,17 @@ def encode(
     Args:
         rules: `ANTHROPIC`, or `BEDROCK` where Amazon hosts the model.
         cache: how long the provider keeps what is marked; None for its own default, five minutes. If it is set, the
-            system prompt and the end of the conversation are marked too.
+            system prompt, what stands before recalled text, and the end of the conversation are marked too.
 
     Raises:
         UnsupportedBlockError: the API accepts an image or document in none of its forms.
     """
     if cache:
-        blocks = [CacheCheckpoint(), *blocks, CacheCheckpoint()]
+        # What was recalled for the prompt is in no later request, so what stands before it has a mark of its own.
+        recalled = [index for index, block in enumerate(blocks) if index and isinstance(block, Recalled)][-1:]
+        end = recalled[0] if recalled else len(blocks)
+        before_recalled = [*blocks[:end], CacheCheckpoint()] if recalled else blocks[:end]
+        blocks = [CacheCheckpoint(), *before_recalled, *blocks[end:], CacheCheckpoint()]
     text = system_of(blocks) or ""
     system: Part | None = {"type": "text", "text": text} if text.strip() else None
     last, cached = system, list[Part]()

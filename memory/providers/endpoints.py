@@ -58,6 +58,10 @@ class Profile:
     """Whether the server refuses calls without its signature; other models' calls then get a placeholder."""
     seed_field: str = "seed"
     """The name of the seed parameter."""
+    takes_cache_key: bool = False
+    """Whether requests have a `prompt_cache_key` by default: the same for all that begin alike."""
+    session_header: str | None = None
+    """The header by which the server, or a router before it, sends requests with the same key to the same replica."""
     lacks: tuple[str, ...] = ()
     """Parameters of runs that the server refuses or ignores; `tool_choice.function` is the choice of one function. A
     run with one of them is refused."""
@@ -76,6 +80,7 @@ OPENAI = Profile(
     hosts=("api.openai.com",),
     schema_with_tools=True,
     names_authors=True,
+    takes_cache_key=True,
 )
 
 PROFILES: Mapping[str, Profile] = {
@@ -88,6 +93,7 @@ PROFILES: Mapping[str, Profile] = {
             hosts=(".openai.azure.com", ".services.ai.azure.com", ".cognitiveservices.azure.com"),
             schema_with_tools=True,
             names_authors=True,
+            takes_cache_key=True,
         ),
         Profile(
             name="gemini",
@@ -113,6 +119,7 @@ PROFILES: Mapping[str, Profile] = {
             limit_field="max_tokens",
             returns_thoughts="known",
             json_mode="json_object",
+            takes_cache_key=True,
             lacks=("seed", *_OF_OPENAI),
         ),
         Profile(
@@ -124,6 +131,7 @@ PROFILES: Mapping[str, Profile] = {
             has_short_ids=True,
             answers_results=True,
             seed_field="random_seed",
+            takes_cache_key=True,
             lacks=("verbosity", "service_tier", "safety_identifier"),
         ),
         Profile(
@@ -141,10 +149,12 @@ PROFILES: Mapping[str, Profile] = {
             source="https://openrouter.ai/docs/guides/best-practices/reasoning-tokens",
             hosts=("openrouter.ai",),
             limit_field="max_tokens",
+            session_header="x-session-id",
         ),
         Profile(
             name="vllm",
             source="https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html",
+            session_header="x-session-id",  # Ray Serve's; vLLM's own router reads the header of its --session-key
             lacks=(*_OF_OPENAI, "prompt_cache_key", "safety_identifier"),
         ),
         Profile(

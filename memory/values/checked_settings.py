@@ -42,6 +42,8 @@ PositiveBytes = Annotated[int, PlainValidator(functools.partial(whole_number, le
 """As every store adds them up exactly."""
 Share = Annotated[float, PlainValidator(functools.partial(number, most=1))]
 """Above 0 and up to 1."""
+ShareOrZero = Annotated[float, PlainValidator(functools.partial(number, most=1, may_be_0=True))]
+"""From 0 up to 1."""
 
 Class = TypeVar("Class", bound=type[Any])
 

@@ -1,3 +1,4 @@
+from turnwise.actors.inference.cache_hints import CacheHints as CacheHints, NoHints as NoHints
 from turnwise.actors.inference.echo import EchoEngine as EchoEngine
 from turnwise.actors.inference.engine import (
     EngineBuilder as EngineBuilder,
@@ -20,6 +21,8 @@ from turnwise.actors.inference.middleware import (
 )
 from turnwise.actors.inference.no_answer import NoAnswer as NoAnswer
 from turnwise.actors.inference.openai.engine import AzureOpenAI as AzureOpenAI, OpenAIEngine as OpenAIEngine
+from turnwise.actors.inference.openai.http_hints import HTTPHints as HTTPHints
+from turnwise.actors.inference.replicas import Replicas as Replicas
 from turnwise.actors.inference.shadow import Shadow as Shadow
 from turnwise.actors.inference.split import Split as Split
 from turnwise.actors.inference.tools.agent_tool import agent_tool as agent_tool

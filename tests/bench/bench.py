@@ -46,6 +46,7 @@ import window
 from engines import process_of
 from harness import ProcessorTime, Samples, Table, counted_calls, end_process, prompt_of, retire
 from long_term import forgetting, remembering
+from prefix import affinity, pressure, reuse
 from replaying import measure as replaying
 from stored.sql_traffic import listening
 from turnwise import (
@@ -116,6 +117,7 @@ class Scale:
     idle_minutes: float
     agents: int
     replayed: int
+    conversation: int
 
 
 FULL = Scale(
@@ -151,6 +153,7 @@ FULL = Scale(
     idle_minutes=2.0,
     agents=50,
     replayed=100_000,
+    conversation=40,
 )
 QUICK = Scale(
     rounds=5,
@@ -185,6 +188,7 @@ QUICK = Scale(
     idle_minutes=0.02,
     agents=3,
     replayed=200,
+    conversation=10,
 )
 
 
@@ -753,6 +757,13 @@ class Bench:
         """Measure what quotas add to turns, and by how much one of tokens is exceeded."""
         quotas.measure(self.table, rounds=self.scale.searches)
 
+    def prefix(self) -> None:
+        """Measure which share of their requests servers could find in their caches."""
+        reuse.measure(self.table, turns=self.scale.conversation)
+        pressure.measure(self.table, steps=self.scale.conversation // 2)
+        is_quick = self.scale is QUICK
+        affinity.measure(self.table, sessions=3 if is_quick else 5, turns=4 if is_quick else 20)
+
     def packed(self) -> None:
         """Measure the capacity and speed of packed hosts, and their recovery after a kill."""
         scale, manage = self.scale, packing.manage_in(self.folder, NAMESPACE)
@@ -917,6 +928,7 @@ PARTS: dict[str, Callable[[Bench], object]] = {
     "search": Bench.search,
     "replay": Bench.replay,
     "quotas": Bench.quotas,
+    "prefix": Bench.prefix,
     "packed": Bench.packed,
     "visits": Bench.visits,
     "http": Bench.http,

@@ -104,7 +104,8 @@ def test_every_request_is_valid_and_fits_the_window(ran: Ran) -> None:
 
 def test_an_answer_is_right_although_the_window_has_lost_its_source(ran: Ran) -> None:
     first, *_ = ran.requests_for(LEAVE)
-    earlier_texts = [text for message in first[:-1] for text in texts_of(message)]
+    texts = [text for message in first[:-1] for text in texts_of(message)]
+    earlier_texts = [text for text in texts if "_memory>\n" not in text]
     assert len(earlier_texts) > 3, "the conversation goes on"
     assert not any(fact in text for fact in ABOUT_HER[:2] for text in earlier_texts)
     assert [item.text for item in sections_of(first)["profile"] if "2 March" in item.text] == [ABOUT_HER[1]]

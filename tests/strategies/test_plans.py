@@ -239,7 +239,7 @@ def test_a_custom_strategy_passes_the_laws() -> None:
 def test_a_plan_explains_itself() -> None:
     window = talk(*FULL).window()
     limit = window.total - 40
-    plan = decide(Trim(), window, TokenBudget(limit))
+    plan = decide(Trim(slack=0), window, TokenBudget(limit))
     assert plan
     newest = tokens(FULL[9:])
     assert str(plan.explain()).splitlines() == [

@@ -7,6 +7,7 @@ The laws are checked on 20,000 random conversations; a failure prints its seed, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 import pytest
@@ -144,11 +145,11 @@ def test_the_last_turns_or_messages_stay_whatever_their_size() -> None:
         (KeepLast(turns=3), [2, 3, 4]),
         (KeepLast(turns=9), [1, 2, 3, 4]),
         (KeepLast(messages=1), [4]),  # the newest exchange stays whole
-        (KeepLast(messages=4), [3, 4]),
-        (KeepLast(messages=5), [3, 4]),
+        (KeepLast(messages=4, slack=0), [3, 4]),
+        (KeepLast(messages=5, slack=0), [3, 4]),
     ]:
         assert after(strategy, plenty, *blocks) == exchanges(*kept_numbers)
-    assert after(KeepLast(turns=3), TokenBudget(tokens(exchanges(3, 4))), *blocks) == exchanges(3, 4)
+    assert after(KeepLast(turns=3, slack=0), TokenBudget(tokens(exchanges(3, 4))), *blocks) == exchanges(3, 4)
 
 
 @pytest.mark.parametrize("settings", [{}, {"turns": 1, "messages": 2}, {"turns": 0}, {"messages": 0}], ids=repr)
@@ -160,23 +161,40 @@ def test_wrong_numbers_of_turns_and_messages_are_refused(settings: dict[str, int
 # Trim and DeleteOldest
 
 
+def test_more_goes_than_must_so_that_requests_seldom_move() -> None:
+    blocks = exchanges(*range(20))
+    budget = TokenBudget(tokens(blocks) - 1)
+    assert after(Trim(), budget, *blocks) == exchanges(*range(6, 20)), "three quarters stay, and one exchange less"
+    assert after(Trim(slack=0.5), budget, *blocks) == exchanges(*range(11, 20))
+    assert after(Trim(slack=1), budget, *blocks) == exchanges(19)
+    plenty, more = TokenBudget(10**6), exchanges(*range(21))
+    assert after(KeepLast(turns=20), plenty, *blocks) == blocks
+    assert after(KeepLast(turns=20), plenty, *more) == exchanges(*range(7, 21))
+    assert after(KeepLast(turns=20, slack=0), plenty, *more) == exchanges(*range(1, 21))
+    assert after(KeepLast(turns=20), budget, *more) == exchanges(*range(8, 21)), "nor do they fit"
+    for wrong in (-0.1, 1.1):
+        for strategy in (partial(Trim, slack=wrong), partial(KeepLast, turns=2, slack=wrong)):
+            with pytest.raises(ConfigError, match="slack"):
+                strategy()
+
+
 def test_the_last_system_prompt_stays_once_and_counts_once() -> None:
     """Case 34."""
     old, new = System(text="Be brief." * 20), System(text="Be long.")
     blocks = [old, *exchanges(1, 2), new, *exchanges(3)]
     room = tokens([new, *exchanges(2, 3)])
-    for strategy in (Trim(), DeleteOldest(1)):
+    for strategy in (Trim(slack=0), DeleteOldest(1)):
         assert after(strategy, TokenBudget(room), *blocks) == [new, *exchanges(2, 3)]
         assert after(strategy, TokenBudget(room - 1), *blocks) == [new, *exchanges(3)]
         assert after(strategy, TokenBudget(tokens([new, *exchanges(1, 2, 3)])), *blocks) == blocks
-    assert [block.kind for block in after(Trim(), TokenBudget(room), new, *exchanges(1, 2, 3), new)] == [
+    assert [block.kind for block in after(Trim(slack=0), TokenBudget(room), new, *exchanges(1, 2, 3), new)] == [
         "system",
         *["user", "text"] * 2,
     ]
 
 
 @pytest.mark.parametrize(
-    "strategy", [Trim(), Trim(10**6), DeleteOldest(1), DeleteOldest(2), DeleteOldest(10**9)], ids=repr
+    "strategy", [Trim(slack=0), Trim(10**6), DeleteOldest(1), DeleteOldest(2), DeleteOldest(10**9)], ids=repr
 )
 def test_a_window_that_fits_is_not_changed(strategy: OverflowStrategy) -> None:
     """Case 35."""
@@ -190,9 +208,9 @@ def test_trim_drops_the_oldest_until_the_rest_fits() -> None:
     blocks = exchanges(*range(10))
     for count in range(1, 10):
         remaining = exchanges(*range(10 - count, 10))
-        assert after(Trim(), TokenBudget(tokens(remaining)), *blocks) == remaining
-        assert after(Trim(tokens(remaining)), TokenBudget(10**6), *blocks) == remaining
-        assert after(Trim(), TokenBudget(tokens(remaining) + 27), *blocks) == remaining
+        assert after(Trim(slack=0), TokenBudget(tokens(remaining)), *blocks) == remaining
+        assert after(Trim(tokens(remaining), slack=0), TokenBudget(10**6), *blocks) == remaining
+        assert after(Trim(slack=0), TokenBudget(tokens(remaining) + 27), *blocks) == remaining
     assert after(Trim(1), TokenBudget(10**6), *blocks) == exchanges(9), "the newest stays, whatever its own limit is"
 
 
@@ -210,7 +228,7 @@ def test_a_greeting_is_removed_first() -> None:
     system = System(text="Be brief.")
     blocks = [system, CacheCheckpoint(), greeting, *exchanges(1, 2)]
     budget = TokenBudget(tokens(blocks) - 1)
-    assert after(Trim(), budget, *blocks) == [system, *exchanges(1, 2)]
+    assert after(Trim(slack=0), budget, *blocks) == [system, *exchanges(1, 2)]
     assert after(DeleteOldest(1), budget, *blocks) == [system, *exchanges(2)]
 
 

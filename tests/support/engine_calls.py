@@ -43,6 +43,7 @@ class Recorder:
 
     session = SESSION
     run_id = "run-1"
+    prefix_key = "0123456789abcdef0123456789abcdef"
     labels: Mapping[str, str] = {}
     params: Mapping[str, Any] = {}
     output_type = None

@@ -20,7 +20,7 @@ from turnwise.actors.inference.openai.fields import (
     tool_use,
     usage_of,
 )
-from turnwise.actors.inference.openai.request import RequestSettings
+from turnwise.actors.inference.openai.request import CACHE_KEY, RequestSettings
 from turnwise.actors.inference.openai.structured_output import Form, choose_tool
 from turnwise.actors.inference.tools.tool import ToolDefinition
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking, ToolUse
@@ -60,7 +60,7 @@ class ChatAPI:
     @property
     def fields(self) -> dict[str, Any]:
         settings, engine = self.settings, self.settings.engine
-        own: dict[str, Any] = {}
+        own: dict[str, Any] = settings.cache_key
         if engine.stream and settings.profile.stream_options and "stream_options" not in settings.refused:
             own["stream_options"] = {"include_usage": True}
         if engine.store is not None:
@@ -100,10 +100,11 @@ class ChatAPI:
 
     def adapt(self, message: str, form: Form | None) -> bool:
         refused_fields = self.settings.refused
-        own = [name for name in ("stream_options", self._limit_field) if name in self.fields]
+        own = [name for name in ("stream_options", CACHE_KEY, self._limit_field) if name in self.fields]
         own += ["tool_choice"] if form and choose_tool(self.fields, form) else []
         for field in own:
-            if field not in (self.settings.engine.extra or ()) and mentions(message, field):
+            is_callers = field in (self.settings.engine.extra or ()) or field in self.settings.params
+            if not is_callers and mentions(message, field):
                 is_new = field not in refused_fields
                 refused_fields.add(field)
                 return is_new

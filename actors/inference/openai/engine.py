@@ -10,6 +10,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
+from turnwise.actors.inference.cache_hints import CacheHints
 from turnwise.actors.inference.engine import RequestFrame, SessionView
 from turnwise.actors.inference.middleware import Middleware, wrap
 from turnwise.actors.inference.openai.chat import LIMITS, ChatAPI
@@ -21,11 +22,13 @@ from turnwise.actors.inference.openai.settings import (
     check_settings,
     check_url,
     http_client,
+    is_header,
     is_key,
     keeps_attachments,
     replacing_prompt,
 )
 from turnwise.actors.inference.redaction import LONG
+from turnwise.actors.inference.replicas import Replicas
 from turnwise.actors.inference.tools.loop import Hook, ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.signature import output_record
@@ -102,6 +105,13 @@ class OpenAIEngine:
     """More headers for each request. They are pickled to the sessions' processes, like the key."""
     default_query: Mapping[str, str] | None = None
     """More query parameters for each request."""
+    router: Replicas | None = None
+    """Several servers of the model, instead of `base_url`: each session keeps to the one that has its prefix."""
+    cache_hints: CacheHints | None = None
+    """Tells the server when a session needs its prefix again, such as `HTTPHints`; None: no hints are sent."""
+    session_header: str | None = None
+    """A header by which a router before several servers sends a session's requests to the same one, such as
+    "x-session-id". If omitted, that of the server's profile; empty for none."""
     http_client: Callable[[], httpx2.AsyncClient] | None = None
     """Makes the HTTP client of a session, for example with a proxy or custom certificates; must be picklable."""
     stream: bool = True
@@ -136,8 +146,16 @@ class OpenAIEngine:
         check("api", self.api, self.api in _RESERVED, "must be 'chat' or 'responses'")
         check("provider", self.provider, self.provider in (None, *PROFILES), f"must be one of {', '.join(PROFILES)}")
         check("azure", self.azure, self.azure is None or self.base_url is None, "cannot be combined with base_url")
+        is_one = self.router is None or (self.azure is None and self.base_url is None)
+        check("router", self.router, is_one, "cannot be combined with base_url or azure")
+        for url in self.router.urls if self.router else ():
+            check_url("router", url)
         is_text = self.api_key is None or callable(self.api_key) or is_key(self.api_key)
         check("api_key", "***", is_text, "must be ASCII text without spaces, or a function that returns it")
+        hints = self.cache_hints
+        check("cache_hints", hints, hints is None or isinstance(hints, CacheHints), "must be CacheHints")
+        header = self.session_header
+        check("session_header", header, header is None or is_header(header), "must be the name of a header, or empty")
         check_settings(self, _RESERVED[self.api])
 
     @property
@@ -214,8 +232,12 @@ class OpenAIEngine:
     @property
     def _profile(self) -> Profile:
         """The profile of the server, as far as this process can identify it."""
-        url = self.azure.endpoint if self.azure else self.base_url or os.environ.get("OPENAI_BASE_URL")
+        url = self.azure.endpoint if self.azure else self._first_url or os.environ.get("OPENAI_BASE_URL")
         return profile_of(self.provider, urlsplit(url or "").hostname or "")
+
+    @property
+    def _first_url(self) -> str | None:
+        return self.router.urls[0] if self.router else self.base_url
 
     @property
     def _tool_names(self) -> tuple[str, ...]:
@@ -234,7 +256,7 @@ class OpenAIEngine:
         A `SystemPrompt` that keeps the conversation's own is left out; if the conversation has none, the request is
         longer by that text. Changes by other middleware are not included. Of several output limits, the largest counts.
         """
-        fields = self._api(self.registry.definitions(), self.base_url or "", "").fields
+        fields = self._api(self.registry.definitions(), self._first_url or "", "").fields
         limits = [limit for name in LIMITS if isinstance(limit := fields.get(name), int) and limit > 0]
         return RequestFrame(
             model=self.model,
@@ -248,6 +270,8 @@ class OpenAIEngine:
             return _REFUSED.setdefault((base_url, self.api, model), set())
 
         profile = profile_of(self.provider or ("azure" if self.azure else None), host)
+        if self.session_header is not None:
+            profile = replace(profile, session_header=self.session_header)
         settings = RequestSettings(self, tools, profile, refused, self.model)
         return ChatAPI(settings) if self.api == "chat" else ResponsesAPI(settings)
 
@@ -255,7 +279,7 @@ class OpenAIEngine:
         """Return a runner that declares these tools to the model."""
         import openai
 
-        base_url = self.base_url or (None if self.azure else os.environ.get("OPENAI_BASE_URL")) or None
+        base_url = self._first_url or (None if self.azure else os.environ.get("OPENAI_BASE_URL")) or None
         api_key = self.api_key or os.environ.get("OPENAI_API_KEY") or None
         if api_key is None and base_url is None:
             raise EngineError("there is no API key: set OPENAI_API_KEY where the session runs, or pass api_key=")
@@ -288,7 +312,8 @@ class OpenAIEngine:
             client = openai.AsyncOpenAI(
                 base_url=base_url, organization=self.organization, project=self.project, **settings
             )
-        return OpenAIRunner(self, client, self._api(tools, str(client.base_url), client.base_url.host), openai)
+        api = self._api(tools, str(client.base_url), client.base_url.host)
+        return OpenAIRunner(self, client, api, openai, self.router)
 
     @property
     def begins_within_s(self) -> float:

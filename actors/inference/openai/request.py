@@ -13,6 +13,8 @@ from turnwise.memory.conversation.model_params import forces_call
 from turnwise.memory.conversation.output_type import OutputType
 from turnwise.memory.providers.endpoints import Profile, taught
 
+CACHE_KEY = "prompt_cache_key"
+
 Engine_co = TypeVar("Engine_co", bound=EngineSettings, covariant=True)
 
 
@@ -31,13 +33,22 @@ class RequestSettings(Generic[Engine_co]):
     """See `ModelParams`."""
     is_later_step: bool = False
     """Whether the model has called tools earlier in this run."""
+    prefix_key: str = ""
+    """See `RunContext.prefix_key`."""
 
     def of_run(
-        self, model: str | None, params: Mapping[str, Any], tools: Sequence[ToolDefinition] = (), *, is_later_step: bool
+        self,
+        model: str | None,
+        params: Mapping[str, Any],
+        tools: Sequence[ToolDefinition] = (),
+        *,
+        is_later_step: bool,
+        prefix_key: str = "",
     ) -> RequestSettings[Engine_co]:
         """Return the settings for one step of a run, which has these tools beside the engine's."""
         tools = (*self.tools, *tools)
-        return replace(self, model=model or self.engine.model, params=params, tools=tools, is_later_step=is_later_step)
+        changes: dict[str, Any] = {"params": params, "tools": tools, "is_later_step": is_later_step}
+        return replace(self, model=model or self.engine.model, prefix_key=prefix_key, **changes)
 
     @property
     def refused(self) -> set[str]:
@@ -48,6 +59,12 @@ class RequestSettings(Generic[Engine_co]):
     def profile(self) -> Profile:
         """The server's profile, as far as it is known now."""
         return taught(self.given_profile, frozenset(self.refused))  # a copy: a thread may make a request meanwhile
+
+    @property
+    def cache_key(self) -> dict[str, str]:
+        """The field that tells the server which requests begin alike; none where the server does not take it."""
+        is_sent = self.prefix_key and self.profile.takes_cache_key and CACHE_KEY not in self.refused
+        return {CACHE_KEY: self.prefix_key} if is_sent else {}
 
     def form(self, output: OutputType, fields: Mapping[str, Any]) -> Form:
         """Return how to ask for an answer of this type in a request with these fields."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from turnwise.actors.inference.openai.fields import definition, mentions
-from turnwise.actors.inference.openai.request import RequestSettings
+from turnwise.actors.inference.openai.request import CACHE_KEY, RequestSettings
 from turnwise.actors.inference.openai.responses_answer import ResponsesAnswer
 from turnwise.actors.inference.openai.structured_output import Form, choose_tool
 from turnwise.actors.inference.tools.tool import ToolDefinition
@@ -42,7 +42,7 @@ class ResponsesAPI:
     @property
     def fields(self) -> dict[str, Any]:
         settings = self.settings
-        own: dict[str, Any] = {"store": bool(settings.engine.store)}
+        own: dict[str, Any] = {"store": bool(settings.engine.store), **settings.cache_key}
         if "include" not in settings.refused:
             own["include"] = ["reasoning.encrypted_content"]
         fields = settings.fields(own, "max_output_tokens", map(_declared, settings.tools))
@@ -83,7 +83,8 @@ class ResponsesAPI:
         # OpenAI's models without reasoning refuse `include` with a message that does not name the field.
         refuses_include = mentions(message, "include") or "encrypted content" in message.lower()
         refuses_choice = form and choose_tool(self.fields, form) and mentions(message, "tool_choice")
-        refusals = {"include": refuses_include, "tool_choice": refuses_choice}
+        refuses_key = self.settings.cache_key and mentions(message, CACHE_KEY)
+        refusals = {"include": refuses_include, "tool_choice": refuses_choice, CACHE_KEY: refuses_key}
         known = {*(self.settings.engine.extra or ()), *refused_fields}
         fields = [name for name, is_refused in refusals.items() if is_refused and name not in known]
         if not fields and form:

@@ -15,6 +15,7 @@ from turnwise.actors.inference.openai.request import RequestSettings
 from turnwise.actors.inference.openai.stream import AnswerStream
 from turnwise.actors.inference.openai.structured_output import Form
 from turnwise.actors.inference.redaction import redacted
+from turnwise.actors.inference.replicas import Replicas
 from turnwise.actors.inference.tools.tool import tools_of_run
 from turnwise.errors import ContextOverflowError, EngineError, OutputError, ProviderAwayError, RequestRefusedError
 from turnwise.memory.conversation.blocks import AnyBlock, Block, System, Text, ToolResult, ToolUse
@@ -176,10 +177,14 @@ class OpenAIRunner:
     Args:
         client: of OpenAI's library, or of Anthropic's, which has the same interface.
         library: the client's package, for its errors.
+        router: chooses the server of each request; None if the client has the only one.
     """
 
-    def __init__(self, settings: EngineSettings, client: Any, api: API, library: Any) -> None:
+    def __init__(
+        self, settings: EngineSettings, client: Any, api: API, library: Any, router: Replicas | None = None
+    ) -> None:
         self._settings = settings
+        self._router = router
         self._client = client
         self._api = api
         self._library = library
@@ -205,8 +210,10 @@ class OpenAIRunner:
         # An earlier conversation, given as prompts, may end in results too.
         is_later_step = _ends_in_results(turn.blocks) and not _ends_in_results(turn.asked)
         tools = [tool.definition for tool in tools_of_run(context.tools)]
-        settings = self._api.settings.of_run(context.model, context.params, tools, is_later_step=is_later_step)
-        return OpenAIRunner(self._settings, self._client, self._api.of_run(settings), self._library)
+        settings = self._api.settings.of_run(
+            context.model, context.params, tools, is_later_step=is_later_step, prefix_key=context.prefix_key
+        )
+        return OpenAIRunner(self._settings, self._client, self._api.of_run(settings), self._library, self._router)
 
     async def ask(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
         """Return the answer, with the model and parameters of this runner; see `run`."""
@@ -219,6 +226,40 @@ class OpenAIRunner:
             own = system_of(conversation)
             conversation.append(System(text=f"{own}\n\n{context.instructions}" if own else context.instructions))
         output = OutputType.read(context.output_type or self._settings.output_type)
+        if self._router is None:
+            return await self.ask_here(conversation, output, context)
+        router, key = self._router, self._api.settings.prefix_key
+        *others, last = router.candidates(key)
+        for url in others:
+            try:
+                with router.at(url):
+                    return await self._at(url, retries=0).ask_here(conversation, output, context)
+            except ProviderAwayError as error:  # nothing of an answer has come
+                if self._is_gone(error.__cause__):
+                    router.gone(url)
+                elif isinstance(error.__cause__, self._library.APITimeoutError | TimeoutError):
+                    raise  # it may be at work, and another server would take as long
+        with router.at(last):
+            return await self._at(last, retries=self._settings.max_retries).ask_here(conversation, output, context)
+
+    def _at(self, url: str, *, retries: int) -> OpenAIRunner:
+        """Return a runner that asks one server."""
+        client = self._client.with_options(base_url=url, max_retries=retries)
+        return OpenAIRunner(self._settings, client, self._api, self._library)
+
+    def _is_gone(self, error: BaseException | None) -> bool:
+        """Return whether the error says that no connection was made."""
+        import httpx2
+
+        is_silent = isinstance(error, self._library.APITimeoutError)
+        return isinstance(error, self._library.APIConnectionError) and (
+            not is_silent or isinstance(error.__cause__, httpx2.ConnectTimeout)
+        )
+
+    async def ask_here(
+        self, conversation: Sequence[Block], output: OutputType | None, context: RunContext
+    ) -> Sequence[AnyBlock]:
+        """Return the answer of the client's own server."""
         with part("chat", lambda: self._facts(conversation, output)) as chat:
             return await self._answer(conversation, output, context, chat)
 
@@ -279,6 +320,7 @@ class OpenAIRunner:
         self, blocks: Sequence[Block], output: OutputType | None, headers: Mapping[str, str]
     ) -> tuple[Stream, Form | None]:
         """Send the request; return the stream of the answer, and the form that was requested."""
+        headers = {**headers, **self._session_header}
         client = self._client.with_options(default_headers=headers) if headers else self._client
         form, request = await self._prepared(blocks, output)
         while True:
@@ -303,6 +345,13 @@ class OpenAIRunner:
                     form, request = await self._prepared(blocks, output)
                 else:
                     raise self._refused(error) from self._safe(error)
+
+    @property
+    def _session_header(self) -> Mapping[str, str]:
+        """The header by which routers send requests that begin alike to the same replica."""
+        settings = self._api.settings
+        name, key = settings.profile.session_header, settings.prefix_key
+        return {name: key} if name and key else {}
 
     async def _prepared(
         self, blocks: Sequence[Block], output: OutputType | None

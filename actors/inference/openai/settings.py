@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import ssl
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -164,3 +165,8 @@ def _is_url(url: str) -> bool:
 def is_key(key: str) -> bool:
     """Return whether a text can be sent as a key."""
     return key.isascii() and key.isprintable() and bool(key) and " " not in key
+
+
+def is_header(name: object) -> bool:
+    """Return whether a value is a name of an HTTP header, or empty."""
+    return isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]*", name) is not None

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from turnwise.actors.inference.cache_hints import CacheHints
 from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
 from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines, engine_named, first_engine
 from turnwise.actors.inference.observing import NO_OPERATION, Operation, observer_of
@@ -51,6 +52,9 @@ class RunResources:
         """Tells telemetry about runs; None without telemetry."""
         self.engine_id = engine_id
         self._engine = first_engine(builder)
+        hints = getattr(self._engine, "cache_hints", None)
+        self.hints: CacheHints | None = hints if isinstance(hints, CacheHints) else None
+        """What is told when a prefix is needed again; None if nobody is."""
         self.compactor = self._compactor(overflow) if overflow else None
         used = tuple(slot for slot in memories if slot.is_used)
         self.memories: Sequence[MemorySlot]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from turnwise.actors.session.acting import acting_member
+from turnwise.actors.session.engines.cache_hinting import CacheHinting
 from turnwise.actors.session.history.forgetting import Forgetting
 from turnwise.actors.session.state.alarm import Alarm
 from turnwise.actors.session.state.state import SessionState
@@ -23,12 +24,20 @@ from turnwise.memory.values.ids import new_id
 class Forking:
     """Creates sessions that share this session's blocks. This session does not change, so no lock is taken."""
 
-    def __init__(self, state: SessionState, transactor: Transactor, forgetting: Forgetting, alarm: Alarm) -> None:
+    def __init__(
+        self,
+        state: SessionState,
+        transactor: Transactor,
+        forgetting: Forgetting,
+        alarm: Alarm,
+        hinting: CacheHinting,
+    ) -> None:
         self._state = state
         self._journal = state.journal
         self._transactor = transactor
         self._forgetting = forgetting
         self._alarm = alarm
+        self._hinting = hinting
 
     async def fork(self, at: int | None, session_id: str, *, deliveries: bool = False) -> SessionRecord:
         """Create a session that continues after turn `at`, by default the last turn that ended; return its row.
@@ -97,6 +106,7 @@ class Forking:
                 if existing.parent == parent or is_unused:
                     return existing
             raise
+        self._hinting.forked()
         for copy in copies:
             if copy.due_at is not None:
                 self._alarm.tell(copy.due_at)

@@ -28,7 +28,7 @@ from turnwise.memory.conversation.blocks import Block, Document, Recalled, Syste
 from turnwise.memory.conversation.branches import is_shown
 from turnwise.memory.conversation.events import LeftOut, MemoryDegraded, MemoryFailed, MemoryRecalled
 from turnwise.memory.conversation.memory_use import MemoryUse
-from turnwise.memory.conversation.spans import subtract
+from turnwise.memory.conversation.spans import Spans, begins_with, subtract
 from turnwise.memory.longterm.base import (
     MemoryItem,
     Reminder,
@@ -39,10 +39,14 @@ from turnwise.memory.longterm.base import (
     trouble_of,
 )
 from turnwise.memory.longterm.recall.prompt_sections import (
+    ABOUT_THE_USER,
+    FOR_THE_PROMPT,
+    PREAMBLE,
     Profile,
     RetrievalResult,
     make_profile,
     make_sections,
+    settled_profile,
 )
 from turnwise.memory.longterm.recall.query import question_of
 from turnwise.memory.tokens.counter import ByteCounter, TokenCounter
@@ -83,6 +87,10 @@ class MemoryRetrieval:
         self._tasks = tasks
         self._ingestion = ingestion
         self._bill = bill
+        self._front = Profile()
+        """The profile that stands before the conversation."""
+        self._front_of: Spans = ()
+        """The input of the last run. If the next one does not continue it, its requests begin anew, and so may this."""
         self._forget_count = 0
         """How many times memories have forgotten items; results of earlier searches may contain them."""
 
@@ -135,26 +143,29 @@ class MemoryRetrieval:
         run.has_searched_memories = True
         while True:
             if working is None:
-                notes, (results, forget_count) = "", await self._retrieve(run)
+                notes, (results, forget_count) = "", await self._retrieve(run, is_overheard=is_overheard)
             else:
                 notes, (results, forget_count) = await asyncio.gather(
-                    self._read_notes(run, working), self._retrieve(run)
+                    self._read_notes(run, working), self._retrieve(run, is_overheard=is_overheard)
                 )
             run.search = None
             if forget_count == self._forget_count:
                 break
         counter = _counter(run.run_resources)
-        profile = run.profile.text
+        has_front = bool(self._front.text) and bool(run.profile.text) and not is_overheard
         sections = make_sections(
             results.values(),
             now=self._state.journal.clock(),
             counter=counter,
             max_tokens=_item_limit(run, counter),
             notes=notes,
-            profile=profile,
+            profile=run.new_profile.text,
+            preamble=FOR_THE_PROMPT if has_front else PREAMBLE,
         )
         if sections.text:
             run.recalled = Recalled(text=sections.text)
+        if has_front:
+            run.front = Recalled(text=f"{ABOUT_THE_USER}\n\n{self._front.text}")
         _keep(run)
         run.item_counts = {name: len(result.items) for name, result in results.items()}
         sent = dict(zip(results, map(len, sections.items), strict=True))
@@ -170,11 +181,12 @@ class MemoryRetrieval:
 
     def leave_out(self, run: ActiveRun) -> None:
         """Send the run's next requests without the retrieved text, and publish an event that says so."""
-        run.recalled = None
+        run.recalled = run.front = None
         _keep(run)
         window: dict[str, dict[LeftOut, int]] = {name: {"window": count} for name, count in run.item_counts.items()}
         counts = run.profile.items.items()
         run.profile = Profile(left_out={name: {"window": len(items)} for name, items in counts if items})
+        run.new_profile = Profile()
         self._publish_recalled(run, dict.fromkeys(run.item_counts, 0), window)
 
     def _publish_recalled(self, run: ActiveRun, sent: dict[str, int], left_out: dict[str, dict[LeftOut, int]]) -> None:
@@ -192,8 +204,9 @@ class MemoryRetrieval:
 
     async def recall_anew(self) -> None:
         """Search again for the active run, so that its next requests have current results."""
-        if (run := self._state.active) and run.recalled:
-            run.recalled, run.has_searched_memories = None, False
+        if (run := self._state.active) and (run.recalled or run.front):
+            run.recalled = run.front = None
+            run.has_searched_memories = False
             await self.recall(run)
 
     async def _read_notes(self, run: ActiveRun, working: WorkingMemory) -> str:
@@ -241,7 +254,7 @@ class MemoryRetrieval:
         results = [await searches[0]] if len(searches) == 1 else await asyncio.gather(*searches)
         return list(zip(slots, results, strict=True)), forget_count, query
 
-    async def _retrieve(self, run: ActiveRun) -> tuple[dict[str, RetrievalResult], int]:
+    async def _retrieve(self, run: ActiveRun, *, is_overheard: bool) -> tuple[dict[str, RetrievalResult], int]:
         """Return the retrieved items, by memory name, and `_forget_count` at the start of the search."""
         config = run.run_resources.config.memory
         if not config.recall:
@@ -264,7 +277,12 @@ class MemoryRetrieval:
             items = result.items if isinstance(result, Reminder) else result
             answers.append((slot, [item for item in items if not self._is_of_hidden_turn(item)] if branches else items))
         at_most = min(config.profile_tokens, _memory_limit(run) // SHARE)
-        run.profile = make_profile(profiles, counter=counter, max_tokens=at_most)
+        if is_overheard:  # each author of a shared session has another profile
+            run.profile = run.new_profile = make_profile(profiles, counter=counter, max_tokens=at_most)
+        else:
+            front = self._front if begins_with(run.turn.input, self._front_of) else Profile()
+            self._front, run.new_profile = settled_profile(front, profiles, counter=counter, max_tokens=at_most)
+            self._front_of, run.profile = run.turn.input, self._front.also(run.new_profile)
         retrieved: dict[str, RetrievalResult] = {}
         for slot, items in answers:
             unprofiled, limit = run.profile.without(items), config.max_results
@@ -329,7 +347,8 @@ def _item_limit(run: ActiveRun, counter: TokenCounter) -> int:
 def _keep(run: ActiveRun) -> None:
     """Note the retrieved text with the run's turn, if it is to be kept."""
     if run.run_resources.config.memory.keep_recalled:
-        run.metadata = freeze({**run.metadata, RECALLED: run.recalled.text if run.recalled else ""})
+        texts = [block.text for block in (run.front, run.recalled) if block]
+        run.metadata = freeze({**run.metadata, RECALLED: "\n\n".join(texts)})
 
 
 def _has_profile(slot: MemorySlot, config: MemoryConfig) -> bool:

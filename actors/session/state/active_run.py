@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 class ActiveRun:
     """A queued, running or waiting run: its record and turn as of the last commit, and its state since then."""
 
+    front: Recalled | None = None
+    """The user's profile, which is added to the run's requests before the conversation; None if there is none."""
+    new_profile = Profile()
+    """The part of the profile that stands before the prompt, as it is newer than what is before the conversation."""
+
     def __init__(
         self,
         session: SessionView,
@@ -67,7 +72,7 @@ class ActiveRun:
         self.attempt: Attempt | None = None
         """The current attempt, while an engine works on the run."""
         self.recalled: Recalled | None = None
-        """The retrieved memory text that is added to the run's requests; None if there is none."""
+        """The retrieved memory text that is added to the run's requests before its prompt; None if there is none."""
         self.item_counts: dict[str, int] = {}
         """How many items each memory returned for the run's prompt, by the memory's name."""
         self.profile = Profile()

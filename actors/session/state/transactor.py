@@ -99,6 +99,7 @@ class Transactor:
         recover: loads the state that an activation found; runs as part of the change that activates.
         outbox: says which webhooks are told of what is committed. Their calls are part of the commit.
         alarm: is told of deliveries to other sessions, which it hands over.
+        committed: is told of the events and runs of each commit that was stored.
         quotas: says which quotas there are, and the tenant of the session's user. What a commit uses of them is part of
             the commit.
     """
@@ -114,7 +115,9 @@ class Transactor:
         alarm: Alarm,
         outbox: Outbox = NO_OUTBOX,
         quotas: QuotaBook | None = None,
+        committed: Callable[[Sequence[Event], Sequence[RunRecord]], object] | None = None,
     ) -> None:
+        self._committed = committed
         self._state = state
         self._journal = state.journal
         self._tasks = tasks
@@ -303,6 +306,8 @@ class Transactor:
                 self._launching = self._tasks.spawn(retry(self._launch_begun, task_name, until=self.is_final))
             raise
         self._unanswered = None
+        if self._committed:
+            self._committed(numbered, runs)
         self._journal.searched.store(turns, dropped_turns)
         if sent:
             self._alarm.hand_over(sent)

@@ -209,11 +209,9 @@ class Compactor:
             return self.budget.max_tokens
         return min(limit, self._limit)
 
-    def with_block(self, more: Block | None) -> Compactor:
-        """Return a compactor whose requests also contain `more`; itself if that is None or no window was counted."""
-        if more is None or self._index is None:
-            return self
-        return self.beside(self._index.counter.count(more))
+    def with_blocks(self, *more: Block | None) -> Compactor:
+        """Return a compactor whose requests also contain `more`; itself if there are none, or no window was counted."""
+        return self.beside(sum(self._index.counter.count(block) for block in more if block)) if self._index else self
 
     def beside(self, tokens: int) -> Compactor:
         """Return a compactor whose requests also contain so many tokens; itself if that is none."""
@@ -223,18 +221,18 @@ class Compactor:
         compactor.budget = replace(self.budget, overhead=self.budget.overhead + tokens)
         return compactor
 
-    async def shrink(self, run: RunRecord, turn: TurnRecord, cache: BlockCache, more: Block | None) -> None:
+    async def shrink(self, run: RunRecord, turn: TurnRecord, cache: BlockCache, *more: Block | None) -> None:
         """Lower the limit to three quarters of this turn's request, which a provider has refused as too long.
 
         The limit is lowered by a quarter each time, since servers count tokens differently, and few say how many they
         accept.
 
         Args:
-            more: a block that the request contains beside the turn, or None.
+            more: blocks that the request contains beside the turn; None for one that it lacks.
         """
         await self.count_exactly()
         window = await self.window(turn, cache)
-        taken = window.taken(self.of_run(run).with_block(more).budget)
+        taken = window.taken(self.of_run(run).with_blocks(*more).budget)
         self._limit = max(1, min(self._limit, int(taken * SHRINKS_TO)))
         self.budget = replace(self.budget, max_tokens=self._limit)
 

@@ -90,7 +90,7 @@ class NextWindow:
             more = User(text=message) if message else None
             if len(window) and window.block(len(window) - 1) == more:
                 more = None
-            beside = compactor.with_block(more)
+            beside = compactor.with_blocks(more)
             is_over = window.taken(beside.budget) > beside.budget.max_tokens
             if not (is_over and compactor.is_estimate(window)):
                 return window, beside, more

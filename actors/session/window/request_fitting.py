@@ -83,7 +83,7 @@ class RequestFitting:
         try:
             return await self._fit(run)
         except (WindowOverflowError, CompactionError):
-            if run.recalled is None:
+            if run.recalled is None and run.front is None:
                 raise
             self._retrieval.leave_out(run)
             return await self._fit(run)
@@ -94,12 +94,12 @@ class RequestFitting:
         if compactor is None:
             _log.warning(_NO_STRATEGY, self._state.key.full_name)
             raise ContextOverflowError("there is no overflow strategy to make room: pass overflow= to the manager")
-        await compactor.shrink(run.record, run.turn, self._journal.blocks.cache, run.recalled)
+        await compactor.shrink(run.record, run.turn, self._journal.blocks.cache, run.recalled, run.front)
 
     def _turn_for_engine(self, run: ActiveRun) -> Turn:
         """Return the run's turn for its engine: with the retrieved memory text."""
         turn = self._journal.blocks.turn(run.turn)
-        return turn.recalling(run.recalled) if run.recalled else turn
+        return turn.recalling(run.recalled, front=run.front) if run.recalled or run.front else turn
 
     async def _fit(self, run: ActiveRun) -> Turn:
         own_compactor = run.compactor
@@ -144,7 +144,7 @@ class RequestFitting:
         """Return the request's window, perhaps estimated if it is small, and the compactor with the run's limit."""
         while True:
             window = await own_compactor.window(run.turn, self._journal.blocks.cache)
-            compactor = own_compactor.of_run(run.record).with_block(run.recalled)
+            compactor = own_compactor.of_run(run.record).with_blocks(run.recalled, run.front)
             is_over = window.taken(compactor.budget) > compactor.budget.max_tokens
             if not own_compactor.is_estimate(window) or not (
                 is_over or acts(own_compactor.strategy, window, compactor.budget)

@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 from turnwise.actors.inference.attempt import reason
+from turnwise.actors.session.engines.cache_hinting import CacheHinting
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.state.session_tasks import SessionTasks
 from turnwise.actors.session.state.state import SessionState
@@ -45,7 +46,10 @@ class WindowCompaction:
         engines: SessionEngines,
         tasks: SessionTasks,
         plans: PlanRunner,
+        *,
+        hinting: CacheHinting,
     ) -> None:
+        self._hinting = hinting
         self._state = state
         self._journal = state.journal
         self._transactor = transactor
@@ -156,12 +160,12 @@ class WindowCompaction:
         cache = self._journal.blocks.cache
         window = await compactor.window(head, cache, base=True)
         beside = 0 if if_due else await self._waiting_tokens(compactor, head)
-        budget = compactor.beside(beside).with_block(more).budget
+        budget = compactor.beside(beside).with_blocks(more).budget
         if compactor.is_estimate(window) and acts(compactor.strategy, window, budget):
             await compactor.count_exactly()
             window = await compactor.window(head, cache, base=True)
             beside = 0 if if_due else await self._waiting_tokens(compactor, head)
-        compactor = compactor.beside(beside).with_block(more)
+        compactor = compactor.beside(beside).with_blocks(more)
         bill = self._plans.bill()
         name = type(compactor.strategy).__name__
         try:
@@ -174,6 +178,7 @@ class WindowCompaction:
             raise
         if plan is None:
             return None
+        self._hinting.compacting()
         prepared, failure = await self._plans.prepare(compactor, plan, window, bill)
         if prepared is None:
             message = reason(failure) if failure else "no block may be removed from the window"

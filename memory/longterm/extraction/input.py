@@ -24,7 +24,7 @@ from turnwise.memory.longterm.extraction.wording import (
     stated_in,
 )
 from turnwise.memory.longterm.recall.analyzer import words
-from turnwise.memory.longterm.recall.prompt_sections import PREAMBLE
+from turnwise.memory.longterm.recall.prompt_sections import ABOUT_THE_USER, FOR_THE_PROMPT, PREAMBLE
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ _SECTION = re.compile(
 )
 _CLOSING = re.compile(r"<\s{0,8}/\s{0,8}[a-z][a-z0-9_]{0,60}_memory\s{0,8}>", re.IGNORECASE)
 _RECALLED = re.compile(
-    re.escape(PREAMBLE).replace(re.escape("{today}"), r"\S{1,20}")
+    "|".join(map(re.escape, (PREAMBLE, ABOUT_THE_USER, FOR_THE_PROMPT))).replace(re.escape("{today}"), r"\S{1,20}")
     + r"|^[ >]*- \[(?:\d{4}-\d\d-\d\d \d\d:\d\d|no date)\] \([a-z_]+(?:, \"[^\n]*)?\) \"[^\n]*$",
     re.MULTILINE,
 )

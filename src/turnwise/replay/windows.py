@@ -61,7 +61,7 @@ class Windows:
         failure: Exception | None = None
         for _ in range(LAST_RESORTS):
             window = await self._compactor.window(turn, self._conversation.cache)
-            compactor = self._compactor.of_run(run).with_block(recalled)
+            compactor = self._compactor.of_run(run).with_blocks(recalled)
             is_over = window.taken(compactor.budget) > compactor.budget.max_tokens
             if self._compactor.is_estimate(window) and (is_over or acts(compactor.strategy, window, compactor.budget)):
                 await self._compactor.count_exactly()

@@ -67,7 +67,7 @@ def engine_of(provider: LocalProvider, model: str = "claude", **settings: Any) -
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_answer_is_streamed_returned_and_counted(provider: LocalProvider, stream: bool) -> None:
-    engine = engine_of(provider, stream=stream, system="Be brief.", max_output_tokens=50)
+    engine = engine_of(provider, stream=stream, system="Be brief.", max_output_tokens=50, cache=None)
     blocks, context = answer(engine, System(text="Be long."), "Hello")
     assert blocks == [Text(text=HEARD)]
     assert context.text == HEARD and len(context.parts) == (len(HEARD.split()) if stream else 1)
@@ -126,7 +126,10 @@ def test_marks_of_the_cache_and_what_was_read_from_it(provider: LocalProvider) -
     assert context.usage is not None and context.usage.cached_tokens == 0
     _, context = answer(engine, "Hello", *blocks, "And?")
     assert context.usage is not None and 0 < context.usage.cached_tokens < context.usage.input_tokens
-    answer(engine_of(provider), "One", CacheCheckpoint(), "Two")
+    answer(engine_of(provider), "Hello")
+    by_default = provider.requests[-1].body["messages"][-1]["content"][-1]["cache_control"]
+    assert by_default == {"type": "ephemeral", "ttl": "5m"}
+    answer(engine_of(provider, cache=None), "One", CacheCheckpoint(), "Two")
     marked = [part for part in provider.requests[-1].body["messages"][0]["content"] if "cache_control" in part]
     assert marked == [{"type": "text", "text": "One", "cache_control": {"type": "ephemeral"}}]
 

@@ -96,7 +96,7 @@ async def request(core: SessionCore, *prompt: str | Block) -> Sequence[Block]:
 
 def section(blocks: Sequence[Block], name: str = "profile") -> str:
     """Return the text of a section of a request; empty if the request lacks the section."""
-    (text,) = [block.text for block in blocks if isinstance(block, Recalled)] or [""]
+    text = "\n\n".join(block.text for block in blocks if isinstance(block, Recalled))
     _, _, rest = text.partition(f"<{name}_memory>")
     return rest.partition(f"</{name}_memory>")[0]
 
@@ -159,8 +159,8 @@ async def test_a_profile_and_what_is_recalled_share_the_windows_room() -> None:
     window = {"max_context_tokens": 1300, "reserve_output_tokens": 100, "token_counter": ByteCounter()}
     core = await chat(memory_of(facts), **window)
     blocks = await request(core, "Say hi about crate1 and crate2.")
-    (block,) = [block for block in blocks if isinstance(block, Recalled)]
-    sections = block.text[block.text.index("<") :]
+    texts = [block.text for block in blocks if isinstance(block, Recalled)]
+    sections = "\n\n".join(text[text.index("<") :] for text in texts)
     assert 0 < len(sections.encode()) <= 1200 // 2
 
 
@@ -282,7 +282,7 @@ async def test_a_memory_of_what_was_said_has_what_is_pinned_in_the_profile(tmp_p
     blocks = await request(core, "Suggest a snack")
     assert "The boat is mine" in section(blocks) and "Fold paper" in section(blocks) and "kite" not in section(blocks)
     blocks = await request(core, "Whose are the boat and the kite?")
-    (recalled,) = [block.text for block in blocks if isinstance(block, Recalled)]
+    recalled = "".join(block.text for block in blocks if isinstance(block, Recalled))
     assert recalled.count("The boat") == recalled.count("The kite") == 1 and "The boat" in section(blocks)
     assert (await recall_event(core)).profile == {"memory 0": 2}
     assert (await memory.remind(eve, "")).profile == []

@@ -57,7 +57,7 @@ class Parrot(SavesOnly):
         return [MemoryItem(id="1", text=self.text.format(query=query))] if self.text else []
 
 
-async def opened(engine: Any, *memories: Any, **settings: Any) -> SessionCore:
+async def opened(engine: Any, *memories: Any, overflow: Any = None, **settings: Any) -> SessionCore:
     store = InMemoryStore()
     await store.create(SessionRecord(session_id=SESSION, user_id="ada", agent="clerk"))
     slots = [MemorySlot(memory=memory, name=f"memory {number}", section=None) for number, memory in enumerate(memories)]
@@ -66,7 +66,7 @@ async def opened(engine: Any, *memories: Any, **settings: Any) -> SessionCore:
         store,
         engine,
         SessionConfig(**settings),
-        overflow=Trim() if "max_context_tokens" in settings else None,
+        overflow=overflow or (Trim() if "max_context_tokens" in settings else None),
         memories=slots,
         clock=asyncio.get_running_loop().time,
         off_loop=inline,

@@ -164,7 +164,7 @@ async def test_a_summarizer_that_hangs_is_given_up_and_trim_decides() -> None:
 
 async def test_a_summarizer_that_fails_again_and_again_is_asked_less_and_less() -> None:
     model = Summarizer(*[ValueError("broken")] * 1000)
-    stage = await opened(summarize(model), max_context_tokens=6000)
+    stage = await opened(summarize(model, otherwise=Trim(slack=0)), max_context_tokens=6000)
     await chat(stage, *prompts(0, 90), pause_s=8.0)
     over = len([1 for request in stage.engine.given if len("".join(said(request))) > 2000])
     assert over > 20 and 3 <= len(model.shown) <= 18, "not at each end of a run"

@@ -272,7 +272,7 @@ STRICT = [
                 source="https://github.com/dnakov/anon-kode/issues/53",
                 words=_EXTRA,
                 status=422,
-                find=unknown_fields("max_tokens", "random_seed", *_SAMPLING),
+                find=unknown_fields("max_tokens", "random_seed", "prompt_cache_key", *_SAMPLING),
             ),
             Refusal(
                 title="thoughts in a field of the message",

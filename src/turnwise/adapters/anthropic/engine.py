@@ -83,10 +83,10 @@ class AnthropicEngine:
     thinking: int | Literal["adaptive"] | None = None
     """How the model thinks before it answers: with at most this many tokens, from 1024, or as much as it finds right.
     If omitted, the model's own default applies."""
-    cache: CacheTime | None = None
+    cache: CacheTime | None = "5m"
     """How long Anthropic keeps the request for the next one: the tools and the system prompt, and the conversation, are
     marked with `cache_control`. Anthropic takes four marks: the last ones are sent, `CacheCheckpoint` blocks too.
-    `Usage.cached_tokens` says what was read from the cache. If omitted, only `CacheCheckpoint` blocks are marks."""
+    `Usage.cached_tokens` says what was read from the cache. If None, only `CacheCheckpoint` blocks are marks."""
     base_url: str | None = None
     """The API's URL, without /v1; if omitted, ANTHROPIC_BASE_URL of the session's process, else Anthropic's own."""
     api_key_variable: str = _KEY_VARIABLE

@@ -97,7 +97,7 @@ def mcp_tools(
             reads=bool(declared.annotations and declared.annotations.read_only_hint),
             **options,
         )
-        for declared in listed.values()
+        for declared in sorted(listed.values(), key=lambda declared: declared.name)  # a server may list them anew
         if declared.name in chosen
     ]
     if resources:

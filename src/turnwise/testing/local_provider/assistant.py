@@ -58,15 +58,15 @@ def assistant_reply(messages: Sequence[Message]) -> str:
 
 def sections_of(messages: Sequence[Message]) -> dict[str, list[Memory]]:
     """Return the recalled items in a request by the name of their section."""
-    last = next((message for message in reversed(messages) if message["role"] == "user"), {})
     sections: dict[str, list[Memory]] = {}
-    for text in texts_of(last):
-        if _PREAMBLE.search(text):
+    prompts = [texts_of(message) for message in messages if message["role"] == "user"]
+    for text in (text for texts in prompts for text in texts):
+        if _FRONT.search(text) or (_PREAMBLE.search(text) and text in prompts[-1]):
             for name, lines in _SECTION.findall(text):
-                sections[name] = [
+                sections.setdefault(name, []).extend(
                     Memory(when, json.loads(topic) if topic else "", json.loads(line))
                     for when, topic, line in _LINE.findall(lines)
-                ]
+                )
     return sections
 
 
@@ -107,6 +107,9 @@ def rows_of(request: str) -> list[dict[str, str]]:
 
 
 _PREAMBLE = re.compile(r"^The sections below hold what memory has", re.MULTILINE)
+
+_FRONT = re.compile(r"^The sections below hold what memory has about the user;", re.MULTILINE)
+"""The beginning of what stands before the conversation."""
 
 _SECTION = re.compile(r"^<(\w+)_memory>\n(.*?)\n</\1_memory>$", re.MULTILINE | re.DOTALL)
 

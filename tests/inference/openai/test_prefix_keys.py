@@ -1,0 +1,85 @@
+"""What tells a server, or a router before it, which requests begin alike: the key of their prefix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.hosting.placement import InProcess
+from turnwise.actors.inference.openai.engine import OpenAIEngine
+from turnwise.errors import ConfigError
+from turnwise.memory.conversation.spans import Span, prefix_key
+from turnwise.memory.providers.endpoints import PROFILES
+from turnwise.memory.values.ids import new_id
+from turnwise.testing import LocalProvider
+
+
+def managed(engine: OpenAIEngine) -> AsyncSessionManager:
+    return AsyncSessionManager(f"memory://{new_id()}", engine=engine, placement=InProcess())
+
+
+async def keys_of(provider: LocalProvider, engine: OpenAIEngine) -> list[tuple[Any, Any]]:
+    """Return the keys in bodies and headers of: two turns of a session, one of its fork, one of another session."""
+    async with managed(engine) as manager:
+        chat = await manager.open("chat")
+        await (await chat.run("one")).wait()
+        await (await chat.run("two")).wait()
+        await (await (await chat.fork()).run("three")).wait()
+        await (await (await manager.open("other")).run("one")).wait()
+    requests = provider.requests
+    return [(request.body.get("prompt_cache_key"), request.headers.get("x-session-id")) for request in requests]
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+async def test_forks_share_the_key_of_what_they_share(api: Any) -> None:
+    with LocalProvider() as provider:
+        engine = OpenAIEngine("local", api=api, base_url=provider.base_url, provider="openai")
+        first, second, fork, other = await keys_of(provider, engine)
+    assert first == second == fork != other
+    assert len(first[0]) == 32 and first[1] is None, "OpenAI needs no header"
+
+
+async def test_a_router_gets_the_key_in_a_header() -> None:
+    ways: list[dict[str, Any]] = [{"provider": "vllm"}, {"session_header": "X-Session-Id"}]
+    for settings in ways:
+        with LocalProvider() as provider:
+            first, *_, fork, other = await keys_of(
+                provider, OpenAIEngine("local", base_url=provider.base_url, **settings)
+            )
+        assert first == fork != other and first[0] is None and len(first[1]) == 32
+
+
+async def test_nothing_is_sent_to_servers_that_are_not_known_to_take_it() -> None:
+    ways: list[dict[str, Any]] = [{}, {"provider": "llama.cpp"}, {"provider": "vllm", "session_header": ""}]
+    for settings in ways:
+        with LocalProvider() as provider:
+            keys = await keys_of(provider, OpenAIEngine("local", base_url=provider.base_url, **settings))
+        assert set(keys) == {(None, None)}
+
+
+async def test_a_callers_own_key_is_sent() -> None:
+    with LocalProvider() as provider:
+        engine = OpenAIEngine("local", base_url=provider.base_url, provider="openai", extra={"prompt_cache_key": "a"})
+        async with managed(engine) as manager:
+            chat = await manager.open()
+            await (await chat.run("one")).wait()
+            await (await chat.run("two", params={"prompt_cache_key": "b"})).wait()
+        assert [request.body["prompt_cache_key"] for request in provider.requests] == ["a", "b"]
+
+
+def test_a_key_says_nothing_of_the_log_and_follows_the_first_block() -> None:
+    assert prefix_key((Span("7", 0, 3), Span("9", 0, 1)), "9") == prefix_key((Span("7", 2, 3),), "7")
+    assert prefix_key((), "9") == prefix_key((Span("9", 4, 5),), "9") != prefix_key((Span("7", 0, 3),), "9")
+    assert prefix_key((), "") == "" and prefix_key((), "7") != "7"
+
+
+def test_profiles_that_take_the_key_do_not_lack_it() -> None:
+    assert not [name for name, each in PROFILES.items() if each.takes_cache_key and "prompt_cache_key" in each.lacks]
+
+
+def test_a_header_has_a_name() -> None:
+    for name in ("x session", "x:y", 5):
+        with pytest.raises(ConfigError, match="session_header"):
+            OpenAIEngine("local", session_header=name)  # type: ignore[arg-type]

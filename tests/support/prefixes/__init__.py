@@ -1,0 +1,1 @@
+"""A simulated prefix cache, and what requests look like to it."""

@@ -130,6 +130,11 @@ class SessionService:
             await asyncio.wait_for(self._save_override(override, self._engines(override)), SAVE_S)
 
     @property
+    def in_use(self) -> bool:
+        """Whether it is not idle, callers who only wait aside: they may wait in the session's next process."""
+        return self.calls > self.waits.count or self.core.ownership.is_in_use
+
+    @property
     def is_idle(self) -> bool:
         """Whether no call is under way, and no run, compaction or save is active or about to start."""
         return not self.calls and not self.core.ownership.is_in_use

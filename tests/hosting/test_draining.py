@@ -1,0 +1,182 @@
+"""Hosts that go: they take no more, hand their idle sessions over, and wait for runs up to a time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from processes.packed_hosts import Hosting, answer_of
+from scale import share
+from schedules import DawdlingStore, explore
+from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.wire import SessionRef
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.inference.engine import RunContext, SessionView
+from turnwise.actors.session.config import SessionConfig
+from turnwise.errors import SessionFencedError
+from turnwise.memory.conversation.blocks import AnyBlock, Text
+from turnwise.memory.conversation.runs import OPEN_STATES
+from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.testing.acknowledged import Acknowledged
+from turnwise.testing.audit import audit
+
+WHY = "its node was drained"
+
+
+class Gated:
+    """Answers when it is let."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+
+    def build(self, session: SessionView) -> Gated:
+        return self
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
+        await self.open.wait()
+        return [Text(text="at last")]
+
+
+class Slow:
+    """Answers after a while of the dice's."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.dice = dice
+
+    def build(self, session: SessionView) -> Slow:
+        return self
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
+        await asyncio.sleep(self.dice.random() * 0.4)
+        return [Text(text=f"answer to {context.run_id}")]
+
+
+class Pair:
+    """A host that is drained and the one that comes in its place; calls take a while of the dice's."""
+
+    def __init__(self, store: Any, engine: Any, dice: random.Random | None = None, **settings: Any) -> None:
+        self.dice = dice
+        self.old = Hosting(store, engine, next_hosts=self, **settings)
+        self.new = Hosting(store, engine, previous_hosts=[self], **settings)
+
+    async def _dawdle(self) -> None:
+        await asyncio.sleep(self.dice.random() * 0.01 if self.dice else 0)
+
+    async def release(self, key: SessionKey) -> bool:
+        await self._dawdle()
+        return self.old.has_left.is_set() or await self.old.host.release(key)
+
+    async def call(self, request: bytes, key: SessionKey) -> bytes:
+        await self._dawdle()
+        return await self.old.host.call(request)
+
+    async def warm(self, key: SessionKey) -> None:
+        await self._dawdle()
+        answer_of(await self.new.host.call(verbs.warm().to(SessionRef(key)).pickled()))
+
+    async def outcome(self, name: str, run_id: str) -> Any:
+        """Wait for a run, at whichever host has the session; the one that is drained is asked first."""
+        while True:
+            for hosting in (self.old, self.new):
+                try:
+                    outcome = await hosting.ask(name, verbs.wait(None, run_id, ()))
+                except SessionFencedError:
+                    continue
+                if outcome.state not in OPEN_STATES:
+                    return outcome
+
+
+@pytest.mark.parametrize("on_lost", ["interrupt", "resume"])
+def test_a_drain_loses_nothing_and_interrupts_no_run_that_ends_in_time(on_lost: Any) -> None:
+    async def life(seed: int) -> None:
+        dice = random.Random(seed)
+        store = DawdlingStore(dice)
+        config = SessionConfig(idle_s=1e9, cancel_grace_s=0.5, on_lost=on_lost)
+        pair = Pair(store, Slow(dice), dice, config=config)
+        names = [f"chat{number}" for number in range(4)]
+        await pair.old.create(*names)
+        acknowledged = Acknowledged(clock=asyncio.get_running_loop().time)
+        timeout_s = dice.choice([0.0, 0.2, 30.0])
+        drained = asyncio.Event()
+        states: list[str] = []
+
+        async def caller(number: int) -> None:
+            name = names[number % len(names)]
+            for index in range(3):
+                run_id, prompt, asked_at = f"run{number}-{index}", f"prompt {number}-{index}", acknowledged.clock()
+                try:
+                    await pair.old.start(name, prompt, run_id, if_busy="enqueue")
+                except SessionFencedError:
+                    await pair.new.start(name, prompt, run_id, if_busy="enqueue")
+                outcome = await pair.outcome(name, run_id)
+                states.append(outcome.state)
+                if outcome.state == "interrupted":
+                    assert outcome.why == WHY and timeout_s < 1, "only what took too long, and the record says why"
+                acknowledged.stored(name, [prompt], asked_at, run_id=run_id, turn_index=outcome.turn.record.index)
+                acknowledged.ended(name, run_id, outcome.state)
+
+        async def drain() -> None:
+            await asyncio.sleep(dice.random() * 0.5)
+            await asyncio.gather(*(pair.old.host.drain(timeout_s, WHY) for _ in range(2)))
+            drained.set()
+
+        await asyncio.gather(drain(), *(caller(number) for number in range(8)))
+        assert pair.old.has_left.is_set() and not pair.old.residents
+        assert on_lost == "interrupt" or set(states) == {"completed"}
+        (await audit(store.inner, names, acknowledged)).check()
+
+    assert explore(share(40, 6), life)
+
+
+@pytest.mark.virtual_time
+async def test_a_host_that_is_drained_hands_idle_sessions_over_at_once_also_those_that_somebody_follows() -> None:
+    pair = Pair(InMemoryStore(), EchoEngine())
+    await pair.old.create("idle", "followed")
+    for name in ("idle", "followed"):
+        await pair.old.run(name, "hello", f"run-{name}")
+    following = asyncio.create_task(pair.old.ask("followed", verbs.events(10.0, 1_000, 10)))
+    await asyncio.sleep(0)
+    began = asyncio.get_running_loop().time()
+    await pair.old.host.drain(60.0, WHY)
+    assert asyncio.get_running_loop().time() - began < 0.5
+    with pytest.raises(SessionFencedError):  # so the follower asks elsewhere
+        await following
+    assert (await pair.new.run("followed", "again", "run-2")).state == "completed"
+
+
+@pytest.mark.virtual_time
+async def test_what_is_queued_begins_on_the_next_host_when_the_active_run_has_ended() -> None:
+    engine = Gated()
+    pair = Pair(InMemoryStore(), engine)
+    await pair.old.create("a")
+    for number in range(3):
+        await pair.old.start("a", "hello", f"run-{number}", if_busy="enqueue")
+    draining = asyncio.create_task(pair.old.host.drain(60.0, WHY))
+    await asyncio.sleep(1)
+    assert pair.old.residents == ["a"] and not pair.new.residents, "it waits for the run"
+    await pair.new.start("a", "hello", "run-3", if_busy="enqueue")
+    assert pair.old.residents == ["a"], "a call that the next host gets meanwhile is carried out where the session is"
+    engine.open.set()
+    await draining
+    assert pair.new.residents == ["a"], "nobody asked for it"
+    assert [(await pair.outcome("a", f"run-{number}")).state for number in range(4)] == ["completed"] * 4
+
+
+@pytest.mark.virtual_time
+async def test_when_the_time_is_over_a_run_is_taken_over_and_its_record_says_why() -> None:
+    engine = Gated()
+    pair = Pair(InMemoryStore(), engine)
+    await pair.old.create("a")
+    await pair.old.start("a", "hello", "run-1")
+    began = asyncio.get_running_loop().time()
+    await pair.old.host.drain(5.0, WHY)
+    assert 5 <= asyncio.get_running_loop().time() - began < 6
+    outcome = await pair.outcome("a", "run-1")
+    assert (outcome.state, outcome.why) == ("interrupted", WHY)
+    assert pair.new.residents == ["a"]

@@ -147,6 +147,11 @@ class PackedHost:
         return HostLoad(sessions=len(self._residents), recent=tuple(recent), calls=self._calls - waits, waits=waits)
 
     @property
+    def is_replaced(self) -> bool:
+        """Whether newer hosts replace this one, so that it accepts no more sessions."""
+        return self._is_replaced
+
+    @property
     def has_runs(self) -> bool:
         """Whether a run is active, or sessions of a lost process are recovered."""
         return self._is_recovering or any(session.core.ownership.has_runs for session in self._residents.values())

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from processes.packed_hosts import Hosting, answer_of
+from processes.packed_hosts import Hosting, OpenResources, answer_of
 from scale import share
 from schedules import DawdlingStore, explore
 from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.dedicated_host import DedicatedHost
+from turnwise.actors.hosting.verb_declaration import VerbCall
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import RunContext, SessionView
@@ -20,7 +22,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import SessionFencedError
 from turnwise.memory.conversation.blocks import AnyBlock, Text
 from turnwise.memory.conversation.runs import OPEN_STATES
-from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing.acknowledged import Acknowledged
@@ -180,3 +182,79 @@ async def test_when_the_time_is_over_a_run_is_taken_over_and_its_record_says_why
     outcome = await pair.outcome("a", "run-1")
     assert (outcome.state, outcome.why) == ("interrupted", WHY)
     assert pair.new.residents == ["a"]
+
+
+class Alone:
+    """The process of one session, and whether it has left, or has moved."""
+
+    def __init__(self, store: InMemoryStore, engine: Any, **settings: Any) -> None:
+        config = SessionConfig(idle_s=1e9, cancel_grace_s=0.5)
+        self.ends: list[str] = []
+        self.host = DedicatedHost(
+            SessionKey("a"),
+            OpenResources(store, {"first": (engine, config, None, (), None)}, "first"),
+            max_waits=10,
+            node_id="here",
+            leave=lambda: self.ends.append("left"),
+            move=lambda: self.ends.append("moved"),
+            save_override=self._save,
+        )
+
+    async def ask(self, call: VerbCall[Any]) -> Any:
+        return answer_of(await self.host.call(call.to(SessionRef(SessionKey("a"))).pickled()))
+
+    async def start(self, run_id: str) -> None:
+        options: Any = {"run_id": run_id, "if_busy": "enqueue"}
+        await self.ask(verbs.start(("hello",), options, ()))
+
+    async def _save(self, *_: Any) -> None: ...
+
+
+async def process_of_one(engine: Any) -> tuple[InMemoryStore, Alone]:
+    store = InMemoryStore()
+    await store.create(SessionRecord(session_id="a"))
+    return store, Alone(store, engine)
+
+
+@pytest.mark.virtual_time
+async def test_a_process_of_its_own_leaves_at_once_if_its_session_is_idle_also_if_somebody_follows_it() -> None:
+    _, alone = await process_of_one(EchoEngine())
+    await alone.start("run-1")
+    await alone.ask(verbs.wait(None, "run-1", ()))
+    following = asyncio.create_task(alone.ask(verbs.events(10.0, 1_000, 10)))
+    await asyncio.sleep(0)
+    began = asyncio.get_running_loop().time()
+    await alone.host.drain(60.0, WHY)
+    assert asyncio.get_running_loop().time() - began < 0.5 and alone.ends[0] == "left"
+    with pytest.raises(SessionFencedError):
+        await following
+
+
+@pytest.mark.virtual_time
+async def test_a_process_of_its_own_that_is_drained_begins_no_further_run() -> None:
+    """Neither one that is queued, which the next process begins, nor one that is asked for, which is sent on."""
+    engine = Gated()
+    _, alone = await process_of_one(engine)
+    for number in range(2):
+        await alone.start(f"run-{number}")
+    draining = asyncio.create_task(alone.host.drain(60.0, WHY))
+    await asyncio.sleep(1)
+    assert not alone.ends
+    engine.open.set()
+    await alone.ask(verbs.wait(None, "run-0", ()))
+    with pytest.raises(SessionFencedError):
+        await alone.start("run-3")
+    await draining
+    assert set(alone.ends) == {"moved"}, "the next process is started at once"
+
+
+@pytest.mark.virtual_time
+async def test_a_process_of_its_own_gives_a_run_up_when_the_time_is_over_and_the_next_one_ends_it() -> None:
+    store, alone = await process_of_one(Gated())
+    await alone.start("run-1")
+    await alone.host.drain(5.0, WHY)
+    assert alone.ends[0] == "moved"
+    again = Alone(store, EchoEngine())
+    await again.host.recover()
+    outcome = await again.ask(verbs.wait(None, "run-1", ()))
+    assert (outcome.state, outcome.why) == ("interrupted", WHY)

@@ -159,7 +159,7 @@ class PackedLookup:
         self._looked_at = 0.0
         names = [name for earlier in hosts if earlier.layout < self._hosts.layout for name in earlier.names(store_id)]
         if earlier := [actor for name in names if (actor := find_actor(namespace, name)) is not None]:
-            loaded = [actor.load.options(max_task_retries=0).remote() for actor in self._actors]
+            loaded = [actor.open.options(max_task_retries=0).remote() for actor in self._actors]
             ray.wait(loaded, num_returns=len(loaded), timeout=READY_S)  # one that fails is retried by who needs it
             notified = [actor.retire.options(max_task_retries=0).remote() for actor in earlier]
             # One that does not answer has exited, or restarts and then finds the newer layout itself.

@@ -12,6 +12,7 @@ import pytest
 from processes.packed_hosts import Hosting, OpenResources, answer_of
 from scale import share
 from schedules import DawdlingStore, explore
+from turnwise.actors.cluster.sharding import Layout
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
 from turnwise.actors.hosting.verb_declaration import VerbCall
@@ -24,6 +25,7 @@ from turnwise.memory.conversation.blocks import AnyBlock, Text
 from turnwise.memory.conversation.runs import OPEN_STATES
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing.acknowledged import Acknowledged
 from turnwise.testing.audit import audit
@@ -258,3 +260,132 @@ async def test_a_process_of_its_own_gives_a_run_up_when_the_time_is_over_and_the
     await again.host.recover()
     outcome = await again.ask(verbs.wait(None, "run-1", ()))
     assert (outcome.state, outcome.why) == ("interrupted", WHY)
+
+
+class Fleet:
+    """The hosts of a store, whose number changes: those of each layout, the newest last."""
+
+    def __init__(self, store: Any, engine: Any, dice: random.Random) -> None:
+        self.store, self.engine, self.dice = store, engine, dice
+        self.layouts: list[tuple[Layout, list[Hosting]]] = []
+
+    async def resize(self, hosts: int) -> None:
+        """Make so many hosts, and retire those that there are."""
+        earlier = list(self.layouts)
+        layout = earlier[-1][0].next(hosts) if earlier else Layout(1, hosts)
+        previous = [Earlier(self, *before) for before in reversed(earlier)]
+        made = [
+            Hosting(self.store, self.engine, previous_hosts=previous, next_hosts=Newest(self)) for _ in range(hosts)
+        ]
+        self.layouts.append((layout, made))
+        for _, replaced in earlier:
+            await asyncio.gather(*(hosting.host.retire() for hosting in replaced))
+
+    def host_of(self, key: SessionKey) -> Hosting:
+        layout, hosts = self.layouts[-1]
+        return hosts[layout.index_of(key)]
+
+    async def ask(self, name: str, call: VerbCall[Any]) -> Any:
+        """Ask as clients do: they know the hosts of a moment ago, and look again after a refusal."""
+        pauses, hosting = GrowingPauses(0.01, 0.5), self.host_of(SessionKey(name))
+        await asyncio.sleep(self.dice.random() * 0.01)
+        while True:
+            try:
+                return await hosting.ask(name, call)
+            except SessionFencedError:
+                await asyncio.sleep(pauses.next_s())
+                hosting = self.host_of(SessionKey(name))
+
+
+class Earlier:
+    """Hosts of an earlier layout, as those of later ones see them."""
+
+    def __init__(self, fleet: Fleet, layout: Layout, hosts: list[Hosting]) -> None:
+        self.fleet, self.layout, self.hosts = fleet, layout, hosts
+
+    async def release(self, key: SessionKey) -> bool:
+        await asyncio.sleep(self.fleet.dice.random() * 0.01)
+        return await self.hosts[self.layout.index_of(key)].host.release(key)
+
+    async def call(self, request: bytes, key: SessionKey) -> bytes:
+        await asyncio.sleep(self.fleet.dice.random() * 0.01)
+        return await self.hosts[self.layout.index_of(key)].host.call(request)
+
+
+class Newest:
+    """The hosts of the newest layout, as those of earlier ones see them."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+
+    async def warm(self, key: SessionKey) -> None:
+        answer_of(await self.fleet.host_of(key).host.call(verbs.warm().to(SessionRef(key)).pickled()))
+
+
+def test_while_the_number_of_hosts_changes_nobody_waits_longer_than_half_a_second_beyond_the_run() -> None:
+    """From four hosts to two and back, under load; followers and queues hold up no move."""
+
+    async def life(seed: int) -> None:
+        dice = random.Random(seed)
+        store, engine = DawdlingStore(dice), Timed(dice)
+        fleet = Fleet(store, engine, dice)
+        await fleet.resize(4)
+        names = [f"chat{number}" for number in range(8)]
+        for name in names:
+            await store.inner.create(SessionRecord(session_id=name))
+        acknowledged = Acknowledged(clock=asyncio.get_running_loop().time)
+        is_over = asyncio.Event()
+
+        async def caller(name: str) -> None:
+            number = 0
+            while not is_over.is_set():
+                number += 1
+                run_ids = [f"{name}-{number}-{part}" for part in range(dice.choice([1, 2]))]
+                asked_at, began = acknowledged.clock(), asyncio.get_running_loop().time()
+                for run_id in run_ids:
+                    options: Any = {"run_id": run_id, "if_busy": "enqueue"}
+                    await fleet.ask(name, verbs.start((run_id,), options, ()))
+                for run_id in run_ids:
+                    while (outcome := await fleet.ask(name, verbs.wait(None, run_id, ()))).state in OPEN_STATES:
+                        pass
+                    assert outcome.state == "completed", "a move interrupts nothing"
+                    acknowledged.stored(name, [run_id], asked_at, run_id=run_id, turn_index=outcome.turn.record.index)
+                    acknowledged.ended(name, run_id, "completed")
+                took_s = asyncio.get_running_loop().time() - began
+                assert took_s - sum(map(engine.took_s.__getitem__, run_ids)) < 0.5
+                await asyncio.sleep(dice.random() * 0.1)
+
+        async def follower(name: str) -> None:
+            seen = -1
+            while not is_over.is_set():
+                _, seen, _ = await fleet.ask(name, verbs.events(0.3, seen, 100))
+
+        async def change() -> None:
+            for hosts in (2, 4):
+                await asyncio.sleep(0.5 + dice.random())
+                await fleet.resize(hosts)
+            await asyncio.sleep(1)
+            is_over.set()
+
+        await asyncio.gather(change(), *map(caller, names), *map(follower, names[:4]))
+        for _, replaced in fleet.layouts[:-1]:
+            assert all(hosting.has_left.is_set() and not hosting.residents for hosting in replaced)
+        (await audit(store.inner, names, acknowledged)).check()
+
+    assert explore(share(20, 3), life)
+
+
+class Timed:
+    """Answers after a while of the dice's, and notes how long each run took."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.dice = dice
+        self.took_s: dict[str, float] = {}
+
+    def build(self, session: SessionView) -> Timed:
+        return self
+
+    async def run(self, turn: Turn, context: RunContext) -> Sequence[AnyBlock]:
+        took_s = self.took_s[context.run_id] = self.dice.random() * 0.4
+        await asyncio.sleep(took_s)
+        return [Text(text="done")]

@@ -124,6 +124,10 @@ class PackedActor:
         await self._loaded()
         return os.getpid()
 
+    async def open(self) -> None:
+        """Load the engines, and open the stores, so that the first call finds all that it needs."""
+        await (await self._loaded()).open()
+
     async def recover_after_restart(self) -> None:
         """Load the host, with retries: runs of the lost process must not wait for the next call."""
         await retry(self._load_again, f"a packed host of {self._assignment.namespace!r}: recovery")
@@ -184,8 +188,9 @@ class PackedActor:
         host = await self._loaded()
         if not host.is_replaced:
             successor = await asyncio.to_thread(self._make_successor)
-            loading = asyncio.wrap_future(successor.load.options(max_task_retries=0).remote().future())
-            await asyncio.wait({loading}, timeout=min(timeout_s, LOADED_S))  # this host answers meanwhile
+            loading = asyncio.wrap_future(successor.open.options(max_task_retries=0).remote().future())
+            # This host answers meanwhile. Half of the time is left for its runs, however slow the other one starts.
+            await asyncio.wait({loading}, timeout=min(timeout_s / 2, LOADED_S))
         await host.drain(max(0.0, deadline - loop.time()), why)
 
     def _make_successor(self) -> Any:

@@ -226,6 +226,7 @@ async def hosts_change(cluster: Cluster) -> dict[str, Any]:
     outcome: dict[str, Any] = {}
     async with cluster.manager("c", placement=Packed(hosts=4)) as first:
         chats = [await first.open(f"chat{number}") for number in range(16)]
+        await asyncio.gather(*[(await chat.run("hello")).wait(60) for chat in chats])
         for before, after in ((4, 2), (2, 4)):
             async with Load(chats) as load:
                 began = time.monotonic()
@@ -261,7 +262,6 @@ async def death(cluster: Cluster) -> dict[str, Any]:
 
             await recalls_elsewhere()
             kill_all(cluster.victim)
-            began = time.monotonic()
 
             async def noticed() -> None:
                 while any(node["Alive"] for node in ray.nodes() if node["NodeID"] == cluster.victim_id):
@@ -275,8 +275,9 @@ async def death(cluster: Cluster) -> dict[str, Any]:
                 asyncio.gather(*(seconds(lambda chat=chat: runs(chat)) for chat in lost)),
             )
             await recalls()
-            assert time.monotonic() - began < 600
-            return dict(zip(names, [*took_s[:3], max(took_s[3])], strict=True))
+            new = await other.open("new")
+            report = dict(zip(names, [*took_s[:3], max(took_s[3])], strict=True))
+            return {**report, "for comparison, the first run of a new session": await seconds(lambda: runs(new))}
 
 
 async def head_dies(cluster: Cluster) -> dict[str, Any]:

@@ -18,6 +18,15 @@ from ray.util import get_node_ip_address
 
 from memories.vector_memories import free_port
 
+RAY = """
+from ray._private import services
+from ray.scripts.scripts import main
+
+services.find_gcs_addresses = set  # a head that is back finds the nodes of this machine, and takes itself for running
+main()
+"""
+"""The command `ray`, for heads that are started again while their nodes are there."""
+
 START_S = 90
 """How long a node may take to start, in seconds."""
 
@@ -103,5 +112,5 @@ class Nodes:
     def _start(self, *options: str) -> subprocess.Popen[str]:
         self._count += 1
         common = ["--num-cpus=1", "--object-store-memory=80000000", "--include-log-monitor=false", "--block"]
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, *common]
+        command = [sys.executable, "-c", RAY, "start", *options, *common]
         return self._stack.enter_context(running(command, self._env, self._folder / f"node{self._count}"))

@@ -6,16 +6,18 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from contextlib import suppress
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from turnwise.actors.cluster.actor_names import FOR_EVER, actor_name, actors_of, find_actor
 from turnwise.actors.cluster.actor_settings import ActorSettings
 from turnwise.actors.cluster.actor_spec import ActorSpec
 from turnwise.actors.cluster.actors.packed_actor import MAX_CALLS, HostAssignment, make_host
 from turnwise.actors.cluster.actors.session_actor import SessionActor, SessionAssignment
-from turnwise.actors.cluster.calls.actor_process import ActorProcess
+from turnwise.actors.cluster.calls.actor_process import ActorProcess, call_errors
 from turnwise.actors.cluster.node_choice import nodes_for
 from turnwise.actors.cluster.sharding import Layout, LayoutHosts, find_hosts
 from turnwise.actors.hosting.identity import pickled
@@ -48,7 +50,8 @@ class _LookupOfOne(ABC):
         """Held while the cached actors or their order change."""
 
     def of(self, key: SessionKey) -> ActorProcess:
-        return ActorProcess(self._actor(key), is_shared=False)
+        with call_errors():
+            return ActorProcess(self._actor(key), is_shared=False)
 
     def _actor(self, key: SessionKey) -> Any:
         with self._lock:
@@ -70,7 +73,10 @@ class _LookupOfOne(ABC):
 
     def is_live(self, key: SessionKey) -> bool:
         if key not in self._actors:
-            actor = self._find(key)
+            try:
+                actor = self._find(key)
+            except RayError:  # Ray is away: the store can still be read
+                return False
             if actor is None:
                 return False
             self._note(key, actor)
@@ -173,10 +179,11 @@ class PackedLookup:
         if now < self._looked_at + LOOK_S:
             return
         self._looked_at = now
-        for hosts in find_hosts(self._namespace, self._store_id)[:1]:
-            if hosts.layout >= self._hosts.layout:
-                self._hosts = hosts
-        self._actors = self._make_all()
+        with suppress(RayError):  # Ray is away: those that are known may answer, or say so
+            for hosts in find_hosts(self._namespace, self._store_id)[:1]:
+                if hosts.layout >= self._hosts.layout:
+                    self._hosts = hosts
+            self._actors = self._make_all()
 
     def warm(self, key: SessionKey, request: bytes) -> None:
         """Do nothing: the hosts are started already."""

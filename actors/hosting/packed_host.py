@@ -6,7 +6,7 @@ import asyncio
 import logging
 import pickle
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Protocol
@@ -68,6 +68,13 @@ class PreviousHost(Protocol):
 
 class NextHosts(Protocol):
     """The hosts of the newest layout, as hosts of an earlier layout see them."""
+
+    async def adopt(self, key: SessionKey, override: EngineOverride, engines: Mapping[str, bytes]) -> None:
+        """Give them the engines of a session's waiting runs and deliveries, by id, before it leaves for there.
+
+        Raises:
+            TurnwiseError: that failed, so the session stays for now.
+        """
 
     async def warm(self, key: SessionKey) -> None:
         """Load the session there, so that its runs are recovered.
@@ -262,13 +269,42 @@ class PackedHost:
         """
         await self.retire()
         await self._try_to_release(key)
+        if key in self._overrides:
+            await self._hand_engines(key)
         return key not in self._residents
+
+    async def _hand_engines(self, key: SessionKey) -> None:
+        """Give the newest hosts the engines of a session that is not loaded, and has waiting runs or deliveries."""
+        override = self._overrides.get(key)
+        if override is None or self._next_hosts is None:
+            return
+        engines = {engine_id: self._resources.find(engine_id) for engine_id in override.engine_ids}
+        known = {engine_id: engine for engine_id, engine in engines.items() if engine is not None}
+        try:
+            await self._next_hosts.adopt(key, override, known)
+        except Exception as error:  # noqa: BLE001 - logged; the session then has the engine of its next host
+            log_failure(f"session {key.full_name!r}: handing its engines over", error)
+        if self._overrides.get(key) is override:
+            del self._overrides[key]
 
     async def _try_to_release(self, key: SessionKey) -> None:
         """Give a session up unless it is in use. Callers who only wait are sent on."""
         resident = self._residents.get(key)
         if resident and not resident.in_use:
             await self._try_to_unload(key)
+
+    async def adopt(self, key: SessionKey, override: EngineOverride, engines: Mapping[str, bytes]) -> None:
+        """Take the engines of a session that an earlier host is about to give up; see `NextHosts.adopt`.
+
+        Raises:
+            ConfigError: this process cannot load one of them.
+            EngineLimitError: open runs use as many as a process may cache.
+        """
+        await self._resources.open()
+        for engine_id, engine in engines.items():
+            await self._resources.load(key.session_id, engine_id, engine)
+        await self._save_override(key, override, engines)
+        self._overrides[key] = override
 
     async def recover(self, is_mine: Callable[[SessionKey], bool], is_of_others: _Asks | None = None) -> None:
         """Load the sessions of a lost process, so that their interrupted runs are ended or resumed; retry failures.
@@ -450,7 +486,10 @@ class PackedHost:
     async def _leave_session(self, key: SessionKey, resident: SessionService) -> bool:
         try:
             # Without a note of waiting runs: this process stays, and `_forget` keeps their engines in its memory.
-            if not await resident.core.ownership.leave(resident.save_switched):
+            save = resident.save_switched
+            if self._is_replaced and self._next_hosts:
+                save = partial(resident.hand_over, partial(self._next_hosts.adopt, key))
+            if not await resident.core.ownership.leave(save):
                 self._touch(key, resident)
                 return False
             self._forget(key, resident)
@@ -507,6 +546,8 @@ class PackedHost:
         return True
 
     async def _drain(self) -> None:
+        for key in list(self._overrides):
+            await self._hand_engines(key)
         pauses, failures = GrowingPauses(DRAIN_S, MOST_DRAIN_S), GrowingPauses(MOST_DRAIN_S, MAX_PAUSE_S)
         while self._residents or self._is_recovering or self._handing_over:
             if await self._unload_idle(asyncio.get_running_loop().time()):

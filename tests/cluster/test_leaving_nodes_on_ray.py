@@ -75,3 +75,11 @@ def test_with_fault_tolerance_sessions_go_on_when_the_head_is_killed_and_started
 ) -> None:
     outcome = outcome_of("head_dies_with_redis", postgres, tmp_path)
     assert outcome["held"] == "done: hold head", "a run elsewhere goes on"
+
+
+def test_without_it_the_nodes_end_and_another_program_finds_all_that_was_acknowledged(
+    postgres: str, tmp_path: Path
+) -> None:
+    outcome = outcome_of("head_dies_for_good", postgres, tmp_path)
+    assert outcome["runs"] == ["interrupted", "completed"], "the second has on_lost='resume'"
+    assert outcome["this program"].startswith("SessionLostError") and outcome["this program reads"] == ["running"]

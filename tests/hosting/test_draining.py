@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -15,13 +15,16 @@ from schedules import DawdlingStore, explore
 from turnwise.actors.cluster.sharding import Layout
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.dedicated_host import DedicatedHost
+from turnwise.actors.hosting.engine_override import EngineOverride
+from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.hosting.verb_declaration import VerbCall
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.inference.echo import EchoEngine
-from turnwise.actors.inference.engine import RunContext, SessionView
+from turnwise.actors.inference.engine import RunContext, SessionView, StepContext, Suspend
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import SessionFencedError
 from turnwise.memory.conversation.blocks import AnyBlock, Text
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, CallState
 from turnwise.memory.conversation.runs import OPEN_STATES
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import Turn
@@ -79,6 +82,10 @@ class Pair:
     async def call(self, request: bytes, key: SessionKey) -> bytes:
         await self._dawdle()
         return await self.old.host.call(request)
+
+    async def adopt(self, key: SessionKey, override: EngineOverride, engines: Mapping[str, bytes]) -> None:
+        await self._dawdle()
+        await self.new.host.adopt(key, override, engines)
 
     async def warm(self, key: SessionKey) -> None:
         await self._dawdle()
@@ -184,6 +191,40 @@ async def test_when_the_time_is_over_a_run_is_taken_over_and_its_record_says_why
     outcome = await pair.outcome("a", "run-1")
     assert (outcome.state, outcome.why) == ("interrupted", WHY)
     assert pair.new.residents == ["a"]
+
+
+class Asks:
+    """Asks for leave once, and answers with its name when it has it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def build(self, session: SessionView) -> Asks:
+        return self
+
+    async def run(self, turn: Turn, context: StepContext) -> Sequence[AnyBlock]:
+        if not any(state.verdict for state in context.calls.values()):
+            raise Suspend({"call": CallState(name="act", wants="approval", why="it acts")})
+        return [Text(text=self.name)]
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("is_loaded", [True, False])
+async def test_a_run_that_waits_for_approval_moves_with_the_engine_that_it_began_with(is_loaded: bool) -> None:
+    engines = {"of another manager": Asks("the other")}
+    pair = Pair(InMemoryStore(), Asks("the host's own"), other_engines=engines, limits=Packed(hosts=1, max_resident=1))
+    await pair.old.create("a")
+    await pair.old.start("a", "hello", "run-1", "of another manager")
+    await asyncio.sleep(1)
+    if not is_loaded:
+        await pair.old.create("b")
+        await pair.old.ask("b", verbs.info())
+        assert pair.old.residents == ["b"]
+    await pair.old.host.drain(60.0, WHY)
+    await pair.new.ask("a", verbs.decide("run-1", "call", ApprovalDecision(verdict="approved")))
+    assert (await pair.outcome("a", "run-1")).state == "completed"
+    (turn,) = await pair.old.store.turns(SessionKey("a"))
+    assert "the other" in (await pair.old.store.blocks(turn.output))[0]
 
 
 class Alone:
@@ -317,6 +358,9 @@ class Newest:
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
+
+    async def adopt(self, key: SessionKey, override: EngineOverride, engines: Mapping[str, bytes]) -> None:
+        await self.fleet.host_of(key).host.adopt(key, override, engines)
 
     async def warm(self, key: SessionKey) -> None:
         answer_of(await self.fleet.host_of(key).host.call(verbs.warm().to(SessionRef(key)).pickled()))

@@ -6,7 +6,7 @@ import asyncio
 import os
 import pickle
 import warnings
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,8 +32,10 @@ from turnwise.actors.hosting.reach import NoProcessError
 from turnwise.memory.background import retry, watch
 
 if TYPE_CHECKING:
+    from turnwise.actors.hosting.engine_override import EngineOverride
     from turnwise.actors.hosting.packed_host import PackedHost
     from turnwise.actors.hosting.wire import HostLoad
+    from turnwise.errors import TurnwiseError
     from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 
 THREADS = 32
@@ -164,6 +166,18 @@ class PackedActor:
     async def release(self, key: SessionKey) -> bool:
         """See `PackedHost.release`."""
         return await (await self._loaded()).release(key)
+
+    async def adopt(
+        self, key: SessionKey, override: EngineOverride, engines: Mapping[str, bytes]
+    ) -> TurnwiseError | None:
+        """See `PackedHost.adopt`; returns the error of a refusal."""
+        from turnwise.errors import TurnwiseError
+
+        try:
+            await (await self._loaded()).adopt(key, override, engines)
+        except TurnwiseError as error:
+            return error
+        return None
 
     async def retire(self) -> None:
         """See `PackedHost.retire`."""
@@ -351,9 +365,22 @@ class _NewestHosts:
         self._store_id = store_id
         self._hosts: LayoutHosts | None = None
 
+    async def adopt(self, key: SessionKey, override: EngineOverride, engines: Mapping[str, bytes]) -> None:
+        refusal = await self._ask(key, lambda actor: actor.adopt.remote(key, override, engines))
+        if refusal is not None:
+            raise refusal
+
     async def warm(self, key: SessionKey) -> None:
         from turnwise.actors.hosting import verbs
         from turnwise.actors.hosting.wire import Refused, SessionRef
+
+        request = verbs.warm().to(SessionRef(key)).pickled()
+        answer = pickle.loads(await self._ask(key, lambda actor: actor.call.remote(request)))
+        if isinstance(answer, Refused):
+            self._hosts = None
+            raise answer.error
+
+    async def _ask(self, key: SessionKey, call: Callable[[Any], Any]) -> Any:
         from turnwise.errors import SessionLostError
 
         hosts = self._hosts or (await asyncio.to_thread(find_hosts, self._namespace, self._store_id))[0]
@@ -361,9 +388,8 @@ class _NewestHosts:
         try:
             name = hosts.name_of(self._store_id, key)
             actor: Any = await asyncio.to_thread(ray.get_actor, name, namespace=self._namespace)
-            answer = pickle.loads(await reached(actor, actor.call.remote(verbs.warm().to(SessionRef(key)).pickled())))
+            answer = await reached(actor, call(actor))
         except (RayActorError, NoProcessError, ValueError) as error:
             raise SessionLostError(key.session_id, "the host of the newest layout cannot be reached") from error
-        if isinstance(answer, Refused):
-            raise answer.error
         self._hosts = hosts
+        return answer

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import ray
 
-from processes.local_cluster import Gated, memory_at, node_of, placed_on, until
+from processes.local_cluster import Gated, memory_at, names_of, node_of, placed_on, until
 from processes.ray_nodes import Nodes, kill_all
 from servers.redis_server import RedisServer
 from turnwise.actors.client.manager import AsyncSessionManager
@@ -241,10 +241,18 @@ async def hosts_change(cluster: Cluster) -> dict[str, Any]:
     return outcome
 
 
+def lives_elsewhere(namespace: str, name: str, node_id: str) -> bool:
+    """Return whether an actor has a process on another node than this one, as Ray has it."""
+    actor = ray.get_actor(name, namespace=namespace)
+    state = ray._private.state.actors(actor._actor_id.hex())  # noqa: SLF001 - Ray tells it nowhere else
+    return str(state["State"]) == "ALIVE" and str(state["Address"]["NodeID"]) != node_id
+
+
 async def death(cluster: Cluster) -> dict[str, Any]:
     """The node and all its processes are killed: how long until each kind answers again."""
-    async with sessions(cluster) as (alone, chats, _):
+    async with sessions(cluster) as (alone, chats, memory):
         lost = [chat for chat in chats if (await chat.info()).node_id == cluster.victim_id]
+        session = next(name for name in names_of("d", "turnwise/") if name.endswith("/alone"))
 
         async def runs(chat: AsyncSession) -> None:
             await (await chat.run("hello", if_busy="enqueue")).wait(90)
@@ -267,16 +275,29 @@ async def death(cluster: Cluster) -> dict[str, Any]:
                 while any(node["Alive"] for node in ray.nodes() if node["NodeID"] == cluster.victim_id):
                     await asyncio.sleep(0.05)
 
-            names = ("ray notices", "a recall", "a dedicated session", "packed sessions, the slowest")
+            async def is_up(name: str) -> None:
+                while not await asyncio.to_thread(lives_elsewhere, "d", name, cluster.victim_id):
+                    await asyncio.sleep(0.1)
+
+            names = (
+                "ray notices",
+                "a recall",
+                "a dedicated session",
+                "the memory's process is up",
+                "the session's process is up",
+                "packed sessions, the slowest",
+            )
             took_s = await asyncio.gather(
                 seconds(noticed),
                 seconds(recalls_elsewhere),
                 seconds(lambda: runs(alone)),
+                seconds(lambda: is_up(memory)),
+                seconds(lambda: is_up(session)),
                 asyncio.gather(*(seconds(lambda chat=chat: runs(chat)) for chat in lost)),
             )
             await recalls()
             new = await other.open("new")
-            report = dict(zip(names, [*took_s[:3], max(took_s[3])], strict=True))
+            report = dict(zip(names, [*took_s[:5], max(took_s[5])], strict=True))
             return {**report, "for comparison, the first run of a new session": await seconds(lambda: runs(new))}
 
 
@@ -314,13 +335,60 @@ async def head_dies(cluster: Cluster) -> dict[str, Any]:
     return outcome
 
 
+async def head_dies_for_good(cluster: Cluster) -> dict[str, Any]:
+    """The head is killed, and another one started, which knows nothing: the nodes end, and are started again."""
+    outcome: dict[str, Any] = {}
+    resumed = SessionConfig(on_lost="resume", cancel_grace_s=0.5)
+    async with (
+        cluster.manager("p", placement=Packed(hosts=2)) as packed,
+        cluster.manager("r", placement=Packed(hosts=2), config=resumed) as other,
+    ):
+        runs = [await (await manager.open("chat")).run("hold gone") for manager in (packed, other)]
+        kill_all(cluster.head)
+        began = time.monotonic()
+        await asyncio.to_thread(cluster.nodes.start_head)
+        outcome["head is back"] = round(time.monotonic() - began, 1)
+        await asyncio.gather(*(asyncio.to_thread(node.wait) for node in cluster.nodes.workers))
+        outcome["nodes have ended"] = round(time.monotonic() - began, 1)
+        try:
+            await asyncio.wait_for((await packed.open("chat")).run("again"), 120)
+        except TurnwiseError as error:
+            outcome["this program"] = f"{type(error).__name__}: {error}"
+        outcome["this program reads"] = [run.state for run in await packed.runs(limit=1)]
+        await asyncio.to_thread(cluster.nodes.join, 2)
+        outcome["nodes are back"] = round(time.monotonic() - began, 1)
+        command = [sys.executable, __file__, cluster.urls, str(cluster.folder), "again", *(run.run_id for run in runs)]
+        env = os.environ | {"RAY_ADDRESS": cluster.nodes.address}
+        program = await asyncio.create_subprocess_exec(*command, env=env, stdout=asyncio.subprocess.PIPE)
+        output, _ = await program.communicate()
+        outcome |= json.loads(output.splitlines()[-1])
+        outcome["another program has its answer"] = round(time.monotonic() - began, 1)
+    return outcome
+
+
+async def again(urls: str, folder: str, run_ids: Sequence[str]) -> None:
+    """Use the sessions of a Ray that is gone, and print how its runs have ended."""
+    states: list[str] = []
+    for name, on_lost, run_id in zip("pr", ("interrupt", "resume"), run_ids, strict=True):
+        config = SessionConfig(on_lost=on_lost)  # type: ignore[arg-type]
+        placement = Packed(hosts=2)
+        settings: dict[str, Any] = {"namespace": name, "placement": placement, "config": config}
+        async with AsyncSessionManager(urls.format(name), engine=Gated(folder), **settings) as manager:
+            run = await manager.execution(run_id)
+            with suppress(RunEndedError):
+                await run.wait(60)
+            states.append((await run.info()).state)
+            await (await (await manager.open("chat")).run("again")).wait(60)
+    print(json.dumps({"runs": states}))
+
+
 CHECKS: dict[str, tuple[Callable[[Cluster], Awaitable[dict[str, Any]]], dict[str, str]]] = {
     "drained": (drained, QUICK),
     "drained_too_late": (drained_too_late, QUICK),
     "hosts_change": (hosts_change, QUICK),
     "death": (death, QUICK),
     "death_by_default": (death, {}),
-    "head_dies": (head_dies, QUICK),
+    "head_dies_for_good": (head_dies_for_good, QUICK),
     "head_dies_with_redis": (head_dies, QUICK),
 }
 
@@ -351,4 +419,8 @@ def main(urls: str, folder: str, *names: str) -> None:
 if __name__ == "__main__":
     from processes import leaving_nodes  # noqa: PLW0406 - not as __main__: engines are to be found by their module
 
-    leaving_nodes.main(*sys.argv[1:])
+    if sys.argv[3:4] == ["again"]:
+        Path(sys.argv[2], "gone").touch()
+        asyncio.run(leaving_nodes.again(*sys.argv[1:3], sys.argv[4:]))
+    else:
+        leaving_nodes.main(*sys.argv[1:])

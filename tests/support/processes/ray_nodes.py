@@ -93,6 +93,8 @@ class Nodes:
         self._stack = contextlib.ExitStack()
         self._port = free_port()
         self._count = 0
+        self.workers: list[subprocess.Popen[str]] = []
+        """The nodes that have joined."""
         self.address = f"{get_node_ip_address()}:{self._port}"
 
     def __enter__(self) -> Self:
@@ -107,7 +109,9 @@ class Nodes:
 
     def join(self, last: int) -> subprocess.Popen[str]:
         """Start a node with the address 127.0.0.`last`."""
-        return self._start(f"--address={self.address}", f"--node-ip-address=127.0.0.{last}")
+        node = self._start(f"--address={self.address}", f"--node-ip-address=127.0.0.{last}")
+        self.workers.append(node)
+        return node
 
     def _start(self, *options: str) -> subprocess.Popen[str]:
         self._count += 1

@@ -105,7 +105,8 @@ def _begin(node_id: str | None, timeout_s: float) -> str:
         raise ConfigError("node", node_id, "it is the head of the cluster, which cannot do without it: drain others")
     reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")  # type: ignore[attr-defined]
     until_ms = int((time.time() + timeout_s) * 1000)
-    client = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)  # noqa: SLF001 - as `ray drain-node` does
+    raylet: Any = ray._raylet  # noqa: SLF001 - as `ray drain-node` does
+    client = raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
     is_accepted, why_not = client.drain_node(node_id, reason, "turnwise drain", until_ms)
     if not is_accepted:
         raise ConfigError("node", node_id, f"Ray does not drain it: {why_not}")
@@ -129,7 +130,7 @@ async def _tell(record: Any, left_s: float) -> str | None:
     if record.name.startswith(STORES):
         return "what it has in memory ends with it: use a store on a server"
     try:
-        actor = await asyncio.to_thread(ray.get_actor, record.name, namespace=record.ray_namespace)
+        actor: Any = await asyncio.to_thread(ray.get_actor, record.name, namespace=record.ray_namespace)
         answer = actor.drain.options(max_task_retries=0).remote(left_s, WHY)
         return str(await asyncio.wait_for(asyncio.wrap_future(answer.future()), ASK_S))
     except (ValueError, RayError, TimeoutError) as error:

@@ -27,7 +27,7 @@ def outcome_of(check: str, postgres: str, folder: Path) -> dict[str, Any]:
         for namespace in "dprc":
             connection.execute(f"CREATE DATABASE {check}_{namespace}".encode())
     with own_ray() as env:
-        command = [sys.executable, LEAVING, postgres.format(f"{check}_{{}}"), folder, check]
+        command: list[Any] = [sys.executable, LEAVING, postgres.format(f"{check}_{{}}"), folder, check]
         ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=880, check=False)
     lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
     assert lines, ran.stderr[-4000:]

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -293,7 +294,7 @@ async def death(cluster: Cluster) -> dict[str, Any]:
                 seconds(lambda: runs(alone)),
                 seconds(lambda: is_up(memory)),
                 seconds(lambda: is_up(session)),
-                asyncio.gather(*(seconds(lambda chat=chat: runs(chat)) for chat in lost)),
+                asyncio.gather(*(seconds(partial(runs, chat)) for chat in lost)),
             )
             await recalls()
             new = await other.open("new")
@@ -327,7 +328,7 @@ async def head_dies(cluster: Cluster) -> dict[str, Any]:
         cluster.open_gate("head")
         was_there = next(chat for chat in (*chats, alone) if chat.id in on_head)
         for name, chat in {"elsewhere": other, "on the head": was_there}.items():
-            outcome[name] = await asyncio.wait_for(seconds(lambda chat=chat: runs(chat)), 150)
+            outcome[name] = await asyncio.wait_for(seconds(partial(runs, chat)), 150)
         outcome["held"] = (await held.wait(60)).text
         outcome["all after"] = round(time.monotonic() - began, 1)
         new = await dedicated.open("new")
@@ -421,6 +422,6 @@ if __name__ == "__main__":
 
     if sys.argv[3:4] == ["again"]:
         Path(sys.argv[2], "gone").touch()
-        asyncio.run(leaving_nodes.again(*sys.argv[1:3], sys.argv[4:]))
+        asyncio.run(leaving_nodes.again(sys.argv[1], sys.argv[2], sys.argv[4:]))
     else:
         leaving_nodes.main(*sys.argv[1:])

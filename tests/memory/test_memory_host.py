@@ -8,11 +8,12 @@ import threading
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from turnwise.actors.hosting.memory import memory_host
+from turnwise.actors.hosting.memory import memory_host, remote_memory
 from turnwise.actors.hosting.memory.memory_host import MemoryHost
 from turnwise.actors.hosting.memory.remote_memory import FAILURES, RemoteMemory
 from turnwise.actors.hosting.wire import GaveUp
@@ -318,7 +319,7 @@ async def test_a_memory_that_answers_between_failures_is_not_left_alone() -> Non
         id = "of this test"
 
         async def ask(self, request: bytes, *, is_recall: bool) -> bytes:
-            if next(outcomes):
+            if is_recall and next(outcomes):
                 return pickle.dumps(((), []))
             raise LongTermMemoryError("its process is away")
 
@@ -331,6 +332,39 @@ async def test_a_memory_that_answers_between_failures_is_not_left_alone() -> Non
             with pytest.raises(LongTermMemoryError, match="its process is away"):
                 await memory.recall(ADA, "tea")
         assert await memory.recall(ADA, "tea") == ()
+
+
+@pytest.mark.virtual_time
+async def test_a_memory_whose_process_was_away_is_asked_as_soon_as_that_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not when its rest would be over, which is for memories that fail in a process that answers."""
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(remote_memory, "time", SimpleNamespace(monotonic=loop.time))
+
+    class Process:
+        id = "of this test"
+        back_at = loop.time() + 8.0
+
+        async def ask(self, request: bytes, *, is_recall: bool) -> bytes:
+            await asyncio.sleep(max(0.0, self.back_at - loop.time()))
+            return pickle.dumps(((), []))
+
+        def warm(self, request: bytes) -> None:
+            pass
+
+    process = Process()
+    memory = RemoteMemory(Waiting(), process, recall_s=2.0)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    await memory.recall(ADA, "tea")
+                except LongTermMemoryError:
+                    await asyncio.sleep(0.1)
+                else:
+                    break
+    assert loop.time() - process.back_at < 0.5
 
 
 async def test_a_memory_is_left_alone_though_its_host_notices_first_that_it_is_late() -> None:

@@ -217,8 +217,8 @@ class DrainReport:
     seconds: float
     """How long that took."""
     late: tuple[str, ...] = ()
-    """The processes, by the names of their Ray actors, that had not left when the time was over. Their runs were taken
-    over by others, which ended or resumed them as after a crash."""
+    """The processes, by the names of their Ray actors, that had not left when the time was over. If they had runs,
+    others have taken these over, and ended or resumed them as after a crash."""
     staying: Mapping[str, str] = field(default_factory=dict)
     """Why other processes stay, by name: what is in files of the node, or in the memory of one of its processes."""
 

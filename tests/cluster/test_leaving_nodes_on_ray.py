@@ -51,7 +51,9 @@ def test_a_node_that_is_drained_under_load_interrupts_no_run_and_is_empty_then(p
 def test_what_does_not_end_in_time_is_taken_over_and_the_command_says_so(postgres: str, tmp_path: Path) -> None:
     outcome = outcome_of("drained_too_late", postgres, tmp_path)
     why = "its node was drained, and the run had not ended when the time for that was over"
-    assert outcome["code"] == 3 and len(outcome["report"]["late"]) == 2 and not outcome["report"]["staying"]
+    assert outcome["code"] == 3 and not outcome["report"]["staying"]
+    late = {name.rpartition("/")[2] for name in outcome["report"]["late"]}
+    assert late >= {"alone", "resumed"}, "and perhaps a host whose successor was not up in so short a time"
     assert outcome["interrupted"] == ["interrupted", why]
     assert outcome["resumed"] == ["done: hold late", [why]]
     code, message = outcome["head"]

@@ -56,6 +56,7 @@ from turnwise.actors.client.shared.arguments import (
     Time,
     Title,
     UserId,
+    WaitSeconds,
     WebhookEvents,
     checked,
     checks_init,
@@ -75,7 +76,7 @@ from turnwise.actors.client.subscriptions import AsyncEventFeed, AsyncSubscripti
 from turnwise.actors.client.webhooks import AsyncWebhook, add_webhook
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.placement import Dedicated, Placement
-from turnwise.actors.hosting.wire import HostInfo, SessionRef
+from turnwise.actors.hosting.wire import DrainReport, HostInfo, SessionRef
 from turnwise.actors.inference.engine import EngineBuilder, Selective, check_taken
 from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines, as_engine, chosen_name, engine_named
 from turnwise.actors.inference.observing import Telemetry
@@ -1163,6 +1164,27 @@ class AsyncSessionManager:
         """
         await self._start.done()
         return await steps.run(self._client.portal, self._client.runtime.hosts, self._client.name)
+
+    @checked(node=Text | None, timeout_s=WaitSeconds)
+    async def drain(self, node: str | None = None, *, timeout_s: float = 60.0) -> DrainReport:
+        """Have all processes of turnwise, of whichever store, leave a node of the Ray cluster that is about to go.
+
+        Idle sessions are handed over at once, and their next call reaches them elsewhere. Runs go on until they end,
+        for `timeout_s` at most; what is queued behind them begins elsewhere. Runs that take longer are taken over: they
+        end as interrupted or, with `on_lost="resume"`, go on, and their records say why. Nothing new starts there.
+
+        Once nothing runs there, Ray ends the node by itself, and programs that are connected there lose their Ray. May
+        be repeated, also after a kill of this program: processes that were told leave all the same.
+
+        Args:
+            node: Ray's id of the node; this process's if omitted.
+            timeout_s: how long runs may go on there, in seconds.
+
+        Raises:
+            ConfigError: there is no such node, it is the head of the cluster, or sessions live in the program itself.
+        """
+        await self._start.done()
+        return await steps.run(self._client.portal, self._client.runtime.drain, node, timeout_s)
 
     @checked(run_id=RunId, user_id=UserId | None, as_user=AsUser | None)
     async def execution(

@@ -6,25 +6,24 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from contextlib import suppress
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from turnwise.actors.cluster.actor_names import FOR_EVER, actor_name, actors_of, find_actor
 from turnwise.actors.cluster.actor_settings import ActorSettings
 from turnwise.actors.cluster.actor_spec import ActorSpec
-from turnwise.actors.cluster.actors.packed_actor import HostAssignment, PackedActor
+from turnwise.actors.cluster.actors.packed_actor import MAX_CALLS, HostAssignment, make_host
 from turnwise.actors.cluster.actors.session_actor import SessionActor, SessionAssignment
-from turnwise.actors.cluster.calls.actor_process import ActorProcess
+from turnwise.actors.cluster.calls.actor_process import ActorProcess, call_errors
 from turnwise.actors.cluster.node_choice import nodes_for
-from turnwise.actors.cluster.sharding import Layout, find_layouts
+from turnwise.actors.cluster.sharding import Layout, LayoutHosts, find_hosts
 from turnwise.actors.hosting.identity import pickled
 from turnwise.actors.hosting.placement import Dedicated, Packed
 from turnwise.errors import OverloadedError, SessionLostError
 from turnwise.memory.conversation.sessions import SessionKey
-
-MAX_CALLS = 1000
-"""How many concurrent calls an actor accepts beyond the waits and calls that its placement limits."""
 
 NOTED = 1000
 """How many sessions' actors a process caches; others are looked up by name again."""
@@ -51,7 +50,8 @@ class _LookupOfOne(ABC):
         """Held while the cached actors or their order change."""
 
     def of(self, key: SessionKey) -> ActorProcess:
-        return ActorProcess(self._actor(key), is_shared=False)
+        with call_errors():
+            return ActorProcess(self._actor(key), is_shared=False)
 
     def _actor(self, key: SessionKey) -> Any:
         with self._lock:
@@ -73,7 +73,10 @@ class _LookupOfOne(ABC):
 
     def is_live(self, key: SessionKey) -> bool:
         if key not in self._actors:
-            actor = self._find(key)
+            try:
+                actor = self._find(key)
+            except RayError:  # Ray is away: the store can still be read
+                return False
             if actor is None:
                 return False
             self._note(key, actor)
@@ -154,32 +157,33 @@ class PackedLookup:
         self._logs = spec.logs
         self._settings = ActorSettings(pickled(spec))
         self._node_options = node_options
-        layouts = find_layouts(namespace, store_id)
-        newest = layouts[0] if layouts else Layout(0, 0)
-        is_same = newest.hosts == limits.hosts or bool(joins and layouts)
-        self._layout = newest if is_same else newest.next(limits.hosts)
+        hosts = find_hosts(namespace, store_id)
+        newest = hosts[0] if hosts else LayoutHosts(Layout(0, 0), {})
+        is_same = newest.layout.hosts == limits.hosts or bool(joins and hosts)
+        self._hosts = newest if is_same else LayoutHosts(newest.layout.next(limits.hosts), {})
         self._actors = self._make_all()
         self._looked_at = 0.0
-        names = [name for layout in layouts if layout < self._layout for name in layout.actor_names(store_id)]
+        names = [name for earlier in hosts if earlier.layout < self._hosts.layout for name in earlier.names(store_id)]
         if earlier := [actor for name in names if (actor := find_actor(namespace, name)) is not None]:
-            loaded = [actor.load.options(max_task_retries=0).remote() for actor in self._actors]
+            loaded = [actor.open.options(max_task_retries=0).remote() for actor in self._actors]
             ray.wait(loaded, num_returns=len(loaded), timeout=READY_S)  # one that fails is retried by who needs it
             notified = [actor.retire.options(max_task_retries=0).remote() for actor in earlier]
             # One that does not answer has exited, or restarts and then finds the newer layout itself.
             ray.wait(notified, num_returns=len(notified), timeout=RETIRE_S)
 
     def of(self, key: SessionKey) -> ActorProcess:
-        return ActorProcess(self._actors[self._layout.index_of(key)], is_shared=True)
+        return ActorProcess(self._actors[self._hosts.layout.index_of(key)], is_shared=True)
 
     def invalidate(self, key: SessionKey) -> None:
         now = time.monotonic()
         if now < self._looked_at + LOOK_S:
             return
         self._looked_at = now
-        layouts = find_layouts(self._namespace, self._store_id)
-        if layouts:
-            self._layout = max(layouts[0], self._layout)
-        self._actors = self._make_all()
+        with suppress(RayError):  # Ray is away: those that are known may answer, or say so
+            for hosts in find_hosts(self._namespace, self._store_id)[:1]:
+                if hosts.layout >= self._hosts.layout:
+                    self._hosts = hosts
+            self._actors = self._make_all()
 
     def warm(self, key: SessionKey, request: bytes) -> None:
         """Do nothing: the hosts are started already."""
@@ -191,20 +195,12 @@ class PackedLookup:
         """Do nothing: the hosts serve others too."""
 
     def _make_all(self) -> list[Any]:
-        layout, limits = self._layout, self._limits
-        most = limits.max_calls + limits.max_waits + MAX_CALLS  # room for refusals
-        options = {**FOR_EVER, **self._node_options, "max_concurrency": most}
-        return [
-            self._settings.actor(
-                PackedActor,
-                name,
-                self._namespace,
-                HostAssignment(self._namespace, self._store_id, layout, index, limits),
-                self._logs,
-                **options,
-            )
-            for index, name in enumerate(layout.actor_names(self._store_id))
-        ]
+        layout = self._hosts.layout
+        assignments = (
+            HostAssignment(self._namespace, self._store_id, layout, index, self._limits, self._hosts.newest(index))
+            for index in range(layout.hosts)
+        )
+        return [make_host(self._settings, host, self._logs, self._node_options) for host in assignments]
 
 
 class LiveLookup(_LookupOfOne):
@@ -217,8 +213,8 @@ class LiveLookup(_LookupOfOne):
         if not ray.is_initialized():  # a read-only manager works without Ray
             return None
         actor = super()._find(key)
-        for layout in find_layouts(self._namespace, self._store_id)[:1] if actor is None else ():
-            actor = find_actor(self._namespace, layout.actor_name(self._store_id, layout.index_of(key)))
+        for hosts in find_hosts(self._namespace, self._store_id)[:1] if actor is None else ():
+            actor = find_actor(self._namespace, hosts.name_of(self._store_id, key))
         return actor
 
     def _look_up(self, key: SessionKey) -> Any:

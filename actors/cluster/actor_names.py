@@ -9,6 +9,9 @@ import ray
 
 from turnwise.memory.conversation.sessions import SessionKey
 
+PROCESSES = "turnwise/"
+"""What the names of all actors of turnwise begin with."""
+
 
 def actor_name(store_id: str, key: SessionKey) -> str:
     """Return the name of a dedicated session's actor."""
@@ -22,7 +25,7 @@ def actors_of(store_id: str) -> str:
 
 def processes_of(store_id: str) -> str:
     """Return what the names of all actors begin with that work for a store."""
-    return f"turnwise/{store_id}/"
+    return f"{PROCESSES}{store_id}/"
 
 
 def dispatcher_name(store_id: str) -> str:

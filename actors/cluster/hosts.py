@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayError
 
 from turnwise.actors.cluster.actor_names import actor_name, actors_of, find_actor, processes_of, session_of
-from turnwise.actors.cluster.sharding import find_layouts
+from turnwise.actors.cluster.sharding import find_hosts as find_packed, find_layouts
 from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
 from turnwise.actors.hosting.store_spec import store_id_of
 from turnwise.actors.hosting.wire import HostInfo, HostLoad
@@ -76,11 +76,12 @@ def namespace_in_use(store: str, named: str | None) -> str | None:
 def _find(namespace: str, store_id: str) -> list[Any]:
     """Return a coroutine for each process, which asks it."""
     nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    layouts = find_layouts(namespace, store_id)
+    layouts = find_packed(namespace, store_id)
+    newest = layouts[0].newest_names(store_id) if layouts else []
     packed = [
-        _ask(actor, HostInfo(name=name, is_packed=True, is_replaced=layout != layouts[0]), nodes)
+        _ask(actor, HostInfo(name=name, is_packed=True, is_replaced=name not in newest), nodes)
         for layout in layouts
-        for name in layout.actor_names(store_id)
+        for name in layout.names(store_id)
         if (actor := find_actor(namespace, name)) is not None
     ]
     prefix = actors_of(store_id)

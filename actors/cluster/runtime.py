@@ -16,7 +16,7 @@ from turnwise.actors.hosting.identity import identity, pickled
 from turnwise.actors.hosting.placement import Dedicated, Packed
 from turnwise.actors.hosting.runtime import DeliveryLook, MemoryProcess, SessionProcesses
 from turnwise.actors.hosting.store_spec import StoreSpec, check_folders
-from turnwise.actors.hosting.wire import HostInfo
+from turnwise.actors.hosting.wire import DrainReport, HostInfo
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.store_owner import StoreOwner
@@ -122,6 +122,12 @@ class RayRuntime:
         from turnwise.actors.cluster.hosts import find_hosts
 
         return await find_hosts(self._namespace, store_id) if ray.is_initialized() else []
+
+    async def drain(self, node_id: str | None, timeout_s: float) -> DrainReport:
+        """See `Runtime.drain`."""
+        from turnwise.actors.cluster.draining import drain_node
+
+        return await drain_node(node_id, timeout_s)
 
 
 def _spec_of(place: StoreSpec, setup: tuple[str, bytes]) -> ActorSpec:

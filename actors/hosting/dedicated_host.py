@@ -23,6 +23,9 @@ from turnwise.memory.background import log_failure, retry
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.values.wire_version import packed, unpacked
 
+DRAIN_S = 0.05
+"""How often a host that is drained looks whether it may give its session up, in seconds."""
+
 
 class DedicatedHost:
     """One session on one event loop, which nothing blocks; all requests arrive by `call`.
@@ -36,6 +39,7 @@ class DedicatedHost:
         save_override: saves the engines of the session and of its open runs for the next process: when the session
             switches to a later manager's engine, and when it leaves while a run waits or with deliveries.
         leave: ends this process without restart; called when the session has been idle for `SessionConfig.idle_s`.
+        move: ends this process and has the next one started elsewhere, which recovers the session.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class DedicatedHost:
         max_waits: int,
         node_id: str,
         leave: Callable[[], None],
+        move: Callable[[], None] = lambda: None,
         save_override: SaveOverride,
         override: EngineOverride | None = None,
     ) -> None:
@@ -54,8 +59,12 @@ class DedicatedHost:
         self._resources = resources
         self._node_id = node_id
         self._leave = leave
+        self._move = move
         self._save_override = save_override
         self._override = override
+        self._is_draining = False
+        self._is_needed_elsewhere = False
+        """Whether it has given up a session with an active run."""
         self._resident: SessionService | None = None
         self._calls = 0
         self._last_call_s = 0.0
@@ -70,16 +79,19 @@ class DedicatedHost:
         try:
             try:
                 message: Message = unpacked(request)
-                answer = await (await self._loaded()).carry_out(message)
+                resident = await self._loaded()
+                if self._is_draining and self._may_leave(self._calls - 1):
+                    await self._has_left(resident)  # so the caller is sent on
+                answer = await resident.carry_out(message)
             except SessionNotFoundError as error:
                 # Another process is to say whether there is a session of this id again.
                 answer = Refused(SessionFencedError(self._key.session_id, 0) if self._has_no_session else error)
             except TurnwiseError as error:
                 answer = self._resources.refused(error)
                 if isinstance(error, SessionFencedError):
-                    self._leave()  # another activation owns the session, so nothing is left to do here
+                    self._go()  # another activation owns the session, so nothing is left to do here
             if self._has_no_session:
-                asyncio.get_running_loop().call_soon(self._leave)
+                asyncio.get_running_loop().call_soon(self._go)
             return packed(answer)
         finally:
             self._calls -= 1
@@ -88,6 +100,39 @@ class DedicatedHost:
     async def open(self) -> None:
         """Load the engines, and open the stores. The first call does so otherwise."""
         await self._resources.open()
+
+    async def drain(self, timeout_s: float, why: str) -> None:
+        """Give the session up as soon as no run is active, at the latest after `timeout_s`; return when it is given up.
+
+        The process ends then. If runs are queued, or one had to be taken over, the next process starts at once, and
+        ends or resumes the latter as after a crash. Else it starts at the next call. Callers who only wait ask there.
+
+        Args:
+            why: what the record of a run that was taken over says.
+        """
+        self._is_draining = True
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while (resident := self._resident) is not None and not self._has_no_session:
+            ownership = resident.core.ownership
+            ownership.hold_queue()
+            if asyncio.get_running_loop().time() >= deadline:
+                self._is_needed_elsewhere = True
+                await ownership.abandon(why)
+                break
+            if self._may_leave(self._calls) and await self._has_left(resident):
+                break
+            await asyncio.sleep(DRAIN_S)
+        self._go()
+
+    def _may_leave(self, calls: int) -> bool:
+        """Return whether no run is active, and all of so many calls only wait, which they may do elsewhere."""
+        resident = self._resident
+        return resident is not None and calls <= self._waits.count and not resident.core.ownership.is_in_use
+
+    def _go(self) -> None:
+        """End this process; another one starts at once if runs wait for it."""
+        has_queue = self._resident is not None and self._resident.core.ownership.left_queue
+        (self._move if self._is_needed_elsewhere or has_queue else self._leave)()
 
     @property
     def _has_no_session(self) -> bool:
@@ -139,7 +184,7 @@ class DedicatedHost:
             elif self._calls or not await self._has_left(resident):
                 await asyncio.sleep(idle_s / 4)
             else:
-                return self._leave()
+                return self._go()
 
     async def _has_left(self, resident: SessionService) -> bool:
         """Give the session up if it is idle; return whether this process no longer owns it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Protocol
@@ -28,7 +28,7 @@ from turnwise.errors import (
     TurnwiseError,
     WireVersionError,
 )
-from turnwise.memory.background import log_failure, shielded
+from turnwise.memory.background import log_failure, retry, shielded
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.stores.reading import pages_by_cursor
@@ -46,8 +46,11 @@ GATHER_S = 0.002
 RECENT = 100
 """How many sessions `PackedHost.current_load` names."""
 
-DRAIN_S = 0.25
-"""How often a replaced host looks for sessions to give up, in seconds."""
+DRAIN_S = 0.05
+"""The first pause before a replaced host looks again for sessions to give up, in seconds; the next ones are longer."""
+
+MOST_DRAIN_S = 0.25
+"""The longest such pause while nothing fails, in seconds."""
 
 _Asks = Callable[[SessionRecord], Awaitable[bool]]
 
@@ -66,6 +69,13 @@ class PreviousHost(Protocol):
 
 class NextHosts(Protocol):
     """The hosts of the newest layout, as hosts of an earlier layout see them."""
+
+    async def adopt(self, key: SessionKey, override: EngineOverride, engines: Mapping[str, bytes]) -> None:
+        """Give them the engines of a session's waiting runs and deliveries, by id, before it leaves for there.
+
+        Raises:
+            TurnwiseError: that failed, so the session stays for now.
+        """
 
     async def warm(self, key: SessionKey) -> None:
         """Load the session there, so that its runs are recovered.
@@ -124,6 +134,10 @@ class PackedHost:
         self._calls = 0
         self._waits = Waits("max_waits", limits.max_waits)
         self._is_replaced = False
+        self._is_over = False
+        """Whether the time is over in which the runs of a replaced host may end."""
+        self._handing_over: set[asyncio.Task[None]] = set()
+        """Sessions with queued runs, or with runs that had to end, which the newest hosts load."""
         self._is_recovering = False
         self._sweeping: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[bytes]] = set()
@@ -139,6 +153,11 @@ class PackedHost:
         recent = islice(reversed(self._residents), RECENT)
         waits = self._waits.count
         return HostLoad(sessions=len(self._residents), recent=tuple(recent), calls=self._calls - waits, waits=waits)
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether newer hosts replace this one, so that it accepts no more sessions."""
+        return self._is_replaced
 
     @property
     def has_runs(self) -> bool:
@@ -169,6 +188,8 @@ class PackedHost:
                     ):
                         return answer
                 else:
+                    if self._is_replaced and self._next_hosts:
+                        await self._try_to_release(key)
                     return _dumps(await self._carry_out(message))
         except TurnwiseError as error:
             return _dumps(self._resources.refused(error))
@@ -207,9 +228,44 @@ class PackedHost:
         """Accept no more sessions, since newer hosts replace this one; give up each session once it is idle."""
         if not self._is_replaced:
             self._is_replaced = True
+            if self._next_hosts:
+                for resident in self._residents.values():
+                    resident.core.ownership.hold_queue()
             if self._sweeping:
                 self._sweeping.cancel()
             self._sweeping = asyncio.create_task(self._drain())
+
+    async def drain(self, timeout_s: float, why: str) -> None:
+        """Retire, and after `timeout_s` have the newest hosts take over what still runs; return when nothing is left.
+
+        The process ends then. Runs that were taken over are ended or resumed there, as after a crash.
+
+        Args:
+            why: what the records of these runs say.
+        """
+        await self.retire()
+        sweeping = self._sweeping
+        if sweeping is not None:
+            await asyncio.wait({sweeping}, timeout=timeout_s)
+        self._is_over = True
+        while self._residents:
+            leaving = [self._abandon(key, resident, why) for key, resident in list(self._residents.items())]
+            await asyncio.gather(*leaving)
+        if sweeping is not None:
+            await asyncio.wait({sweeping})
+
+    async def _abandon(self, key: SessionKey, resident: SessionService, why: str) -> None:
+        await resident.core.ownership.abandon(why)
+        self._forget(key, resident)
+        self._hand_over(key)
+
+    def _hand_over(self, key: SessionKey) -> None:
+        """Have the newest hosts load a session, so that its runs go on; retried until that succeeds. Does not wait."""
+        if self._next_hosts:
+            name = f"session {key.full_name!r}: handing it over"
+            task = asyncio.create_task(retry(partial(self._next_hosts.warm, key), name, until=_is_final))
+            self._handing_over.add(task)
+            task.add_done_callback(self._handing_over.discard)
 
     async def release(self, key: SessionKey) -> bool:
         """Give a session up to a newer host; return whether this host does not have it any more.
@@ -217,10 +273,43 @@ class PackedHost:
         A session that cannot leave because the store fails stays.
         """
         await self.retire()
-        resident = self._residents.get(key)
-        if resident and not resident.calls:  # `leave` itself refuses a session in use, but knows of no calls
-            await self._try_to_unload(key)
+        await self._try_to_release(key)
+        if key in self._overrides:
+            await self._hand_engines(key)
         return key not in self._residents
+
+    async def _hand_engines(self, key: SessionKey) -> None:
+        """Give the newest hosts the engines of a session that is not loaded, and has waiting runs or deliveries."""
+        override = self._overrides.get(key)
+        if override is None or self._next_hosts is None:
+            return
+        engines = {engine_id: self._resources.find(engine_id) for engine_id in override.engine_ids}
+        known = {engine_id: engine for engine_id, engine in engines.items() if engine is not None}
+        try:
+            await self._next_hosts.adopt(key, override, known)
+        except Exception as error:  # noqa: BLE001 - logged; the session then has the engine of its next host
+            log_failure(f"session {key.full_name!r}: handing its engines over", error)
+        if self._overrides.get(key) is override:
+            del self._overrides[key]
+
+    async def _try_to_release(self, key: SessionKey) -> None:
+        """Give a session up unless it is in use. Callers who only wait are sent on."""
+        resident = self._residents.get(key)
+        if resident and not resident.in_use:
+            await self._try_to_unload(key)
+
+    async def adopt(self, key: SessionKey, override: EngineOverride, engines: Mapping[str, bytes]) -> None:
+        """Take the engines of a session that an earlier host is about to give up; see `NextHosts.adopt`.
+
+        Raises:
+            ConfigError: this process cannot load one of them.
+            EngineLimitError: open runs use as many as a process may cache.
+        """
+        await self._resources.open()
+        for engine_id, engine in engines.items():
+            await self._resources.load(key.session_id, engine_id, engine)
+        await self._save_override(key, override, engines)
+        self._overrides[key] = override
 
     async def recover(self, is_mine: Callable[[SessionKey], bool], is_of_others: _Asks | None = None) -> None:
         """Load the sessions of a lost process, so that their interrupted runs are ended or resumed; retry failures.
@@ -402,10 +491,15 @@ class PackedHost:
     async def _leave_session(self, key: SessionKey, resident: SessionService) -> bool:
         try:
             # Without a note of waiting runs: this process stays, and `_forget` keeps their engines in its memory.
-            if not await resident.core.ownership.leave(resident.save_switched):
+            save = resident.save_switched
+            if self._is_replaced and self._next_hosts:
+                save = partial(resident.hand_over, partial(self._next_hosts.adopt, key))
+            if not await resident.core.ownership.leave(save):
                 self._touch(key, resident)
                 return False
             self._forget(key, resident)
+            if resident.core.ownership.left_queue:
+                self._hand_over(key)
             return True
         finally:
             del self._leaving[key]
@@ -442,7 +536,8 @@ class PackedHost:
         for key, resident in list(self._residents.items()):
             if resident.last_call_s > since:
                 break
-            if resident.is_idle and self._residents.get(key) is resident and key not in self._leaving:
+            is_idle = not resident.in_use if self._is_replaced else resident.is_idle
+            if is_idle and self._residents.get(key) is resident and key not in self._leaving:
                 has_succeeded = await self._try_to_unload(key) and has_succeeded
         return has_succeeded
 
@@ -456,13 +551,22 @@ class PackedHost:
         return True
 
     async def _drain(self) -> None:
-        pauses = GrowingPauses(DRAIN_S, MAX_PAUSE_S)
-        while self._residents or self._is_recovering:
+        for key in list(self._overrides):
+            await self._hand_engines(key)
+        pauses, failures = GrowingPauses(DRAIN_S, MOST_DRAIN_S), GrowingPauses(MOST_DRAIN_S, MAX_PAUSE_S)
+        while self._residents or self._is_recovering or self._handing_over:
             if await self._unload_idle(asyncio.get_running_loop().time()):
-                pauses.reset()
-            if self._residents or self._is_recovering:
-                await asyncio.sleep(pauses.next_s())
+                failures.reset()
+                pause_s = pauses.next_s()
+            else:
+                pause_s = failures.next_s()
+            if self._residents or self._is_recovering or self._handing_over:
+                await asyncio.sleep(pause_s)
         self._leave()
+
+
+def _is_final(error: BaseException) -> bool:
+    return isinstance(error, SessionNotFoundError | CorruptRecordError | EncryptionError)
 
 
 def _dumps(answer: Any) -> bytes:

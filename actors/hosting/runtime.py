@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from turnwise.actors.hosting.reach import Reach
     from turnwise.actors.hosting.store_spec import StoreSpec
-    from turnwise.actors.hosting.wire import HostInfo
+    from turnwise.actors.hosting.wire import DrainReport, HostInfo
     from turnwise.actors.hosting.worker_resources import SessionSetup
     from turnwise.memory.conversation.sessions import SessionKey
     from turnwise.memory.longterm.base import LongTermMemory
@@ -184,3 +184,10 @@ class Runtime(Protocol):
 
     async def hosts(self, store_id: str) -> list[HostInfo]:
         """Return the processes that host the store's sessions, and their current load."""
+
+    async def drain(self, node_id: str | None, timeout_s: float) -> DrainReport:
+        """Have all processes leave a node, this process's if omitted, within a time for runs to end.
+
+        Raises:
+            ConfigError: there is no such node, or it cannot be drained.
+        """

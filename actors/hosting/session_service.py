@@ -113,6 +113,13 @@ class SessionService:
             await self._look_for_deliveries()
             await self._save(self._needed(waiting))
 
+    async def hand_over(self, adopt: SaveOwnOverride, waiting: Mapping[str, str]) -> None:
+        """Give the engines of waiting runs and of deliveries to the session's next host, if that may lack them."""
+        await self._look_for_deliveries()
+        override = self._needed(waiting)
+        if override and override.engine_ids != {self._resources.engine_id}:
+            await asyncio.wait_for(adopt(override, self._engines(override)), SAVE_S)
+
     async def _look_for_deliveries(self) -> None:
         store, _ = self.core.reads.stores
         try:
@@ -128,6 +135,11 @@ class SessionService:
     async def _save(self, override: EngineOverride | None) -> None:
         if override:
             await asyncio.wait_for(self._save_override(override, self._engines(override)), SAVE_S)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether it is not idle, callers who only wait aside: they may wait in the session's next process."""
+        return self.calls > self.waits.count or self.core.ownership.is_in_use
 
     @property
     def is_idle(self) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
 from turnwise.errors import TurnwiseError
@@ -204,6 +205,27 @@ class HostInfo:
     """None if it did not answer in time."""
     memory_bytes: int | None = None
     """The memory that the process has in use, shared parts included; None if its system does not say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrainReport:
+    """How a node was drained, as `SessionManager.drain` returns it."""
+
+    node_id: str
+    processes: int
+    """How many processes of turnwise have left it."""
+    seconds: float
+    """How long that took."""
+    late: tuple[str, ...] = ()
+    """The processes, by the names of their Ray actors, that had not left when the time was over. If they had runs,
+    others have taken these over, and ended or resumed them as after a crash."""
+    staying: Mapping[str, str] = field(default_factory=dict)
+    """Why other processes stay, by name: what is in files of the node, or in the memory of one of its processes."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the node may go: all processes have left, and no run was interrupted."""
+        return not self.late and not self.staying
 
 
 @dataclass(frozen=True, kw_only=True)

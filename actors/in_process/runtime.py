@@ -23,7 +23,7 @@ from turnwise.actors.hosting.process_memory import memory_bytes
 from turnwise.actors.hosting.reach import Presence, Reach
 from turnwise.actors.hosting.runtime import CallError, SessionProcesses
 from turnwise.actors.hosting.store_spec import StoreSpec, check_folders
-from turnwise.actors.hosting.wire import HostInfo
+from turnwise.actors.hosting.wire import DrainReport, HostInfo
 from turnwise.actors.hosting.worker_resources import SessionSetup, WorkerResources
 from turnwise.actors.in_process.hosts import HOSTS, LOOP, Host
 from turnwise.actors.in_process.threads import EventLoop
@@ -161,6 +161,10 @@ class InProcessRuntime:
             return []
         process: dict[str, Any] = {"pid": os.getpid(), "node": socket.gethostname(), "memory_bytes": memory_bytes()}
         return [HostInfo(name=self.owner.name, is_packed=True, load=host.load, **process)]
+
+    async def drain(self, node_id: str | None, timeout_s: float) -> DrainReport:
+        """See `Runtime.drain`. There are no nodes."""
+        raise ConfigError("placement", "InProcess()", "there are no nodes without Ray: close the manager")
 
 
 def _copy_of(notes: WorkingMemory | None) -> WorkingMemory | None:

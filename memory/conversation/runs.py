@@ -86,7 +86,7 @@ class RunRecord(Record):
     """When it began. Of a run that is queued by `run(if_busy="debounce")`, when it is to begin."""
     ended_at: float | None = None
     why: str | None = None
-    """Why the run ended, if it did not complete."""
+    """Why the run ended, if it did not complete. Of a run that has not ended, why its process gave it up."""
     code: str | None = None
     """A machine-readable word for `why`; None for other reasons. `step_limit`, `budget`, `timeout`; `window`: the
     newest turn does not fit; `compaction`: the overflow strategy could not make room; `refused`: the provider refused,

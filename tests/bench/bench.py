@@ -61,7 +61,7 @@ from turnwise import (
     Turn,
     tool,
 )
-from turnwise.actors.cluster.actor_lookup import MAX_CALLS
+from turnwise.actors.cluster.actors.packed_actor import MAX_CALLS
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.state.alarm import NO_ALARM
 from turnwise.actors.session.state.outbox import WebhookOutbox

@@ -23,6 +23,7 @@ from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.hosting.placement import Dedicated, InProcess, Packed, Placement
 from turnwise.errors import (
+    ConfigError,
     EmptyTurnError,
     IdempotencyConflictError,
     InvalidInputError,
@@ -68,6 +69,7 @@ CASES = [
     Case("list", (), ["of-alice"], ["of-bob"], [], ["of-alice", "of-bob"]),
     Case("subscribe", (), *[TypeError] * 4),  # see test_subscriptions.py
     Case("hosts", (), TypeError, TypeError, TypeError, 1),  # it shows nobody's
+    Case("drain", (), TypeError, TypeError, TypeError, ConfigError),  # the tests have one node
     Case("import_messages", ("of-alice", []), *[InvalidInputError] * 4),
     Case("run_once", (), *[EmptyTurnError] * 4),
     Case("runs", (), ["of-alice"], [], [], ["of-alice"]),

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import secrets
-import signal
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,40 +13,12 @@ import psycopg
 import pytest
 
 from memories.vector_memories import free_port
+from processes.ray_nodes import own_ray, running, started
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak, pytest.mark.timeout(900)]
 
 MOST_S = 880
 """How long all checks may take together, in seconds; they take some 50."""
-
-
-@contextlib.contextmanager
-def own_ray() -> Iterator[dict[str, str]]:
-    """Yield an environment in which Ray knows of no other cluster, and nobody of this one who has not got its token."""
-    with tempfile.TemporaryDirectory(
-        prefix="turnwise-", ignore_cleanup_errors=True
-    ) as folder:  # names of sockets are short
-        env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        yield env | {
-            "RAY_TMPDIR": folder,
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_worker_niceness": "0",
-        }
-
-
-@contextlib.contextmanager
-def started(command: list[Any], env: dict[str, str], **settings: Any) -> Iterator[subprocess.Popen[str]]:
-    """Start a process; in the end kill it and all that it has started and left, which Ray does for a part of them."""
-    with subprocess.Popen(command, env=env, text=True, start_new_session=True, **settings) as process:
-        try:
-            yield process
-        finally:
-            for pid in [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]:
-                with contextlib.suppress(ProcessLookupError):
-                    if os.getsid(pid) == process.pid:
-                        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -208,17 +174,3 @@ def test_conversations_of_the_tutorial_outlive_the_second_node(database: str, tm
         second.close()
         assert process.stdout.read().startswith("Answers: Counter({'Count with me: one two three four")
         assert process.wait(60) == 0
-
-
-@contextlib.contextmanager
-def running(command: list[Any], env: dict[str, str], log: Path) -> Iterator[None]:
-    """Run `ray start --block` until its node is up, and end it with all that it has started.
-
-    It is not asked to: it would wait for its actors, which are to go on.
-    """
-    with log.open("w") as out, started(command, env, stdout=out, stderr=out) as process:
-        deadline = time.monotonic() + 60
-        while "Ray runtime started" not in log.read_text():
-            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)
-        yield

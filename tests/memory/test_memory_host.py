@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import threading
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from turnwise.actors.hosting.memory import memory_host
+from turnwise.actors.hosting.memory import memory_host, remote_memory
 from turnwise.actors.hosting.memory.memory_host import MemoryHost
 from turnwise.actors.hosting.memory.remote_memory import FAILURES, RemoteMemory
 from turnwise.actors.hosting.wire import GaveUp
@@ -26,7 +26,7 @@ from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.memory_types import MemoryCategory
 from turnwise.memory.longterm.retention.deletion import Erasure
 from turnwise.memory.longterm.vector import VectorMemory
-from turnwise.memory.values.wire_version import packed
+from turnwise.memory.values.wire_version import packed, unpacked
 from turnwise.testing.embedding import HashEmbedding
 
 pytestmark = pytest.mark.usefixtures("restless")
@@ -144,9 +144,9 @@ async def test_a_recall_is_cancelled_when_its_caller_waits_no_longer() -> None:
     memory = Hanging()
     host = MemoryHost(lambda: memory)
     await host.do_recall(BOB, "tea")  # opens it
-    answer, _ = pickle.loads(await host.call(packed(("recall", (ADA, "tea"), {}, 0.01))))
+    answer, _ = unpacked(await host.call(packed(("recall", (ADA, "tea"), {}, 0.01))))
     assert isinstance(answer, GaveUp) and cancelled.is_set()
-    found, _ = pickle.loads(await host.call(packed(("recall", (BOB, "tea"), {}, 60.0))))
+    found, _ = unpacked(await host.call(packed(("recall", (BOB, "tea"), {}, 60.0))))
     assert [item.text for item in found] == ["tea"]
 
 
@@ -319,7 +319,7 @@ async def test_a_memory_that_answers_between_failures_is_not_left_alone() -> Non
         id = "of this test"
 
         async def ask(self, request: bytes, *, is_recall: bool) -> bytes:
-            if next(outcomes):
+            if is_recall and next(outcomes):
                 return packed(((), []))
             raise LongTermMemoryError("its process is away")
 
@@ -334,6 +334,39 @@ async def test_a_memory_that_answers_between_failures_is_not_left_alone() -> Non
         assert await memory.recall(ADA, "tea") == ()
 
 
+@pytest.mark.virtual_time
+async def test_a_memory_whose_process_was_away_is_asked_as_soon_as_that_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not when its rest would be over, which is for memories that fail in a process that answers."""
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(remote_memory, "time", SimpleNamespace(monotonic=loop.time))
+
+    class Process:
+        id = "of this test"
+        back_at = loop.time() + 8.0
+
+        async def ask(self, request: bytes, *, is_recall: bool) -> bytes:
+            await asyncio.sleep(max(0.0, self.back_at - loop.time()))
+            return packed(((), []))
+
+        def warm(self, request: bytes) -> None:
+            pass
+
+    process = Process()
+    memory = RemoteMemory(Waiting(), process, recall_s=2.0)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    await memory.recall(ADA, "tea")
+                except LongTermMemoryError:
+                    await asyncio.sleep(0.1)
+                else:
+                    break
+    assert loop.time() - process.back_at < 0.5
+
+
 async def test_a_memory_is_left_alone_though_its_host_notices_first_that_it_is_late() -> None:
     """A busy caller may notice the end of its own time after the answer has come."""
     host = MemoryHost(Waiting)
@@ -342,7 +375,7 @@ async def test_a_memory_is_left_alone_though_its_host_notices_first_that_it_is_l
         id = "of this test"
 
         async def ask(self, request: bytes, *, is_recall: bool) -> bytes:
-            verb, args, kwargs, _ = pickle.loads(request)
+            verb, args, kwargs, _ = unpacked(request)
             return await host.call(packed((verb, args, kwargs, 0.01)))
 
         def warm(self, request: bytes) -> None:

@@ -22,7 +22,7 @@ from ray.exceptions import RayError
 from turnwise.actors.cluster.actor_names import dispatcher_name, find_actor
 from turnwise.actors.cluster.actor_settings import Kept, drop_notes, keep, note, notes, read_settings
 from turnwise.actors.cluster.actors.loading import Loading, StartsInRay
-from turnwise.actors.cluster.actors.shutdown import Shutdown, where
+from turnwise.actors.cluster.actors.shutdown import FILES, Shutdown, where
 from turnwise.actors.cluster.addressees import Addressees
 from turnwise.actors.cluster.calls.actor_waiting import reached
 from turnwise.actors.hosting.gc_tuning import collect_rarely
@@ -118,6 +118,16 @@ class DispatcherActor:
     async def where(self) -> tuple[str, int, int | None]:
         """Return the id of this process's node, the process id, and its memory in bytes."""
         return where()
+
+    async def drain(self, timeout_s: float, why: str) -> str:
+        """End this process; Ray starts the next one elsewhere, which ends its lease. Returns before that.
+
+        Returns why it stays instead: it opens files of this node; empty if it goes. May be repeated.
+        """
+        if (await asyncio.to_thread(self._read_spec)).place.is_local:
+            return FILES
+        self._leave.move()
+        return ""
 
     async def expect(self) -> bool:
         """Stay for `leave_s` seconds; return False if it leaves already, so that another actor has to be made."""

@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 
 from turnwise.actors.cluster.actor_settings import ActorSettings, Kept, read_settings
+from turnwise.actors.cluster.actors.shutdown import FILES, Shutdown, where
 from turnwise.actors.cluster.calls import local_calls
 from turnwise.actors.cluster.node_choice import ANYWHERE, here
 from turnwise.actors.hosting.gc_tuning import collect_rarely
@@ -33,14 +34,47 @@ class MemoryActor:
     """
 
     def __init__(self, settings: bytes | Kept) -> None:
+        self._settings = settings
         self._host = MemoryHost(partial(_load, settings))
         self._listening: asyncio.Task[asyncio.Server | None] | None = None
+        self._calls: set[asyncio.Task[bytes]] = set()
+        """The calls that are carried out."""
+        self._leave = Shutdown(lambda: None)
+        self._draining: asyncio.Task[None] | None = None
 
     async def call(self, request: bytes) -> bytes:
         """See `MemoryHost.call`."""
         if self._listening is None:
-            self._listening = asyncio.create_task(local_calls.listen(self._host.call))
-        return await self._host.call(request)
+            self._listening = asyncio.create_task(local_calls.listen(self._call))
+        return await self._call(request)
+
+    async def _call(self, request: bytes) -> bytes:
+        task = asyncio.ensure_future(self._host.call(request))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        return await task
+
+    async def where(self) -> tuple[str, int, int | None]:
+        """Return the id of this process's node, the process id, and its memory in bytes."""
+        return where()
+
+    async def drain(self, timeout_s: float, why: str) -> str:
+        """End this process; Ray starts the next one elsewhere, which gets later calls. Returns before that.
+
+        Calls that are under way end first, if they do within `timeout_s`; Ray repeats the others.
+
+        Returns why it stays instead: its files are on this node; empty if it goes. May be repeated.
+        """
+        if is_local(await asyncio.to_thread(_load, self._settings)):
+            return FILES
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain(timeout_s))
+        return ""
+
+    async def _drain(self, timeout_s: float) -> None:
+        if self._calls:
+            await asyncio.wait(set(self._calls), timeout=timeout_s)
+        self._leave.move()
 
     async def warm(self, request: bytes) -> None:
         """Carry out a request whose answer nobody waits for; then tune the process for long life."""

@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import warnings
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayActorError, RayError
 
-from turnwise.actors.cluster.actor_names import actor_name, find_actor
-from turnwise.actors.cluster.actor_settings import Kept, read_settings
+from turnwise.actors.cluster.actor_names import FOR_EVER, actor_name, find_actor
+from turnwise.actors.cluster.actor_settings import ActorSettings, Kept, read_settings
 from turnwise.actors.cluster.actor_spec import ActorSpec
 from turnwise.actors.cluster.actors.loading import Loading, StartsInRay
-from turnwise.actors.cluster.actors.shutdown import Shutdown, where
+from turnwise.actors.cluster.actors.shutdown import FILES, Shutdown, where
 from turnwise.actors.cluster.actors.switched_engines import drop_overrides, find_overrides, save_override
 from turnwise.actors.cluster.calls.actor_waiting import reached
 from turnwise.actors.cluster.calls.local_calls import listen
-from turnwise.actors.cluster.sharding import Layout, find_layouts
+from turnwise.actors.cluster.node_choice import nodes_for
+from turnwise.actors.cluster.sharding import Layout, LayoutHosts, find_hosts, find_layouts
 from turnwise.actors.hosting.gc_tuning import collect_rarely
 from turnwise.actors.hosting.logs import LogSettings
 from turnwise.actors.hosting.placement import Packed
@@ -31,12 +32,20 @@ from turnwise.memory.background import retry, watch
 from turnwise.memory.values.wire_version import packed, unpacked, unpacked_settings
 
 if TYPE_CHECKING:
+    from turnwise.actors.hosting.engine_override import EngineOverride
     from turnwise.actors.hosting.packed_host import PackedHost
     from turnwise.actors.hosting.wire import HostLoad
+    from turnwise.errors import TurnwiseError
     from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 
 THREADS = 32
 """How many threads run blocking calls, such as building engines. Tools have threads of their own."""
+
+MAX_CALLS = 1000
+"""How many concurrent calls an actor accepts beyond the waits and calls that its placement limits."""
+
+LOADED_S = 60.0
+"""How long a host that is drained waits until its successor is loaded, in seconds."""
 
 RELEASE_S = 20.0
 """How long an earlier host may take to answer whether it has released a session, in seconds."""
@@ -51,6 +60,23 @@ class HostAssignment:
     layout: Layout
     index: int
     limits: Packed
+    successor: int = 0
+    """How many hosts with this index were drained before it."""
+
+    @property
+    def actor_name(self) -> str:
+        """The name of its actor."""
+        return self.layout.actor_name(self.store_id, self.index, self.successor)
+
+
+def make_host(
+    settings: ActorSettings, assignment: HostAssignment, logs: LogSettings, node_options: dict[str, Any]
+) -> Any:
+    """Return the actor of a packed host, created if there is none yet. Blocks until Ray has its record."""
+    limits = assignment.limits
+    most = limits.max_calls + limits.max_waits + MAX_CALLS  # room for refusals
+    options = {**FOR_EVER, **node_options, "max_concurrency": most}
+    return settings.actor(PackedActor, assignment.actor_name, assignment.namespace, assignment, logs, **options)
 
 
 class PackedActor:
@@ -70,6 +96,8 @@ class PackedActor:
         logs.apply()
         self._assignment = assignment
         self._settings = settings
+        self._logs = logs
+        self._draining: asyncio.Task[None] | None = None
         context = ray.get_runtime_context()
         self._node_id = context.get_node_id()
         self._actor_id = str(context.get_actor_id())
@@ -82,7 +110,7 @@ class PackedActor:
             self._is_back = context.was_current_actor_reconstructed
         self._loading = Loading(
             self._load,
-            actor_name=layout.actor_name(assignment.store_id, index),
+            actor_name=assignment.actor_name,
             starts=StartsInRay(self._actor_id) if self._is_back else None,
             leave=self._leave,
         )
@@ -97,6 +125,10 @@ class PackedActor:
         """Return the process id, once the process has started and loaded its modules."""
         await self._loaded()
         return os.getpid()
+
+    async def open(self) -> None:
+        """Load the engines, and open the stores, so that the first call finds all that it needs."""
+        await (await self._loaded()).open()
 
     async def recover_after_restart(self) -> None:
         """Load the host, with retries: runs of the lost process must not wait for the next call."""
@@ -135,9 +167,54 @@ class PackedActor:
         """See `PackedHost.release`."""
         return await (await self._loaded()).release(key)
 
+    async def adopt(
+        self, key: SessionKey, override: EngineOverride, engines: Mapping[str, bytes]
+    ) -> TurnwiseError | None:
+        """See `PackedHost.adopt`; returns the error of a refusal."""
+        from turnwise.errors import TurnwiseError
+
+        try:
+            await (await self._loaded()).adopt(key, override, engines)
+        except TurnwiseError as error:
+            return error
+        return None
+
     async def retire(self) -> None:
         """See `PackedHost.retire`."""
         await (await self._loaded()).retire()
+
+    async def drain(self, timeout_s: float, why: str) -> str:
+        """Hand the sessions over to a successor elsewhere, and end: see `PackedHost.drain`. Returns before that.
+
+        Returns why it stays instead: it opens files of this node; empty if it goes. May be repeated: the first time
+        counts.
+        """
+        if (await asyncio.to_thread(self._spec)).place.is_local:
+            return FILES
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain(timeout_s, why))
+            watch(self._draining, f"{self}: draining")
+        return ""
+
+    async def _drain(self, timeout_s: float, why: str) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        host = await self._loaded()
+        if not host.is_replaced:
+            successor = await asyncio.to_thread(self._make_successor)
+            loading = asyncio.wrap_future(successor.open.options(max_task_retries=0).remote().future())
+            # This host answers meanwhile. Half of the time is left for its runs, however slow the other one starts.
+            await asyncio.wait({loading}, timeout=min(timeout_s / 2, LOADED_S))
+        await host.drain(max(0.0, deadline - loop.time()), why)
+
+    def _make_successor(self) -> Any:
+        settings = read_settings(self._settings)
+        assignment = replace(self._assignment, successor=self._assignment.successor + 1)
+        return make_host(ActorSettings(settings), assignment, self._logs, nodes_for(self._spec().place))
+
+    def _spec(self) -> ActorSpec:
+        spec: ActorSpec = unpacked_settings(read_settings(self._settings))
+        return spec
 
     async def residents(self) -> list[SessionKey]:
         """See `PackedHost.residents`."""
@@ -176,8 +253,7 @@ class PackedActor:
         return await asyncio.to_thread(self._has_processes, session.namespace, session.key)
 
     def _has_processes(self, namespace: str, key: SessionKey) -> bool:
-        spec: ActorSpec = unpacked_settings(read_settings(self._settings))
-        store_id = spec.place.store_id_in(namespace)
+        store_id = self._spec().place.store_id_in(namespace)
         return bool(find_layouts(namespace, store_id)) or find_actor(namespace, actor_name(store_id, key)) is not None
 
     def _make(self) -> tuple[PackedHost, bool]:
@@ -186,10 +262,10 @@ class PackedActor:
         from turnwise.actors.hosting.packed_host import PackedHost
         from turnwise.actors.hosting.worker_resources import WorkerResources
 
-        spec: ActorSpec = unpacked_settings(read_settings(self._settings))
+        spec = self._spec()
         assignment, namespace = self._assignment, self._assignment.namespace
         runtime = RayRuntime(namespace)
-        layouts = find_layouts(namespace, assignment.store_id)
+        layouts = find_hosts(namespace, assignment.store_id)
         overrides, engines = find_overrides(namespace, self._actor_id)
         collect_rarely()
         resources = WorkerResources(
@@ -212,13 +288,17 @@ class PackedActor:
             leave=self._leave,
             overrides=overrides,
             previous_hosts=[
-                _EarlierHosts(namespace, assignment.store_id, previous)
-                for previous in layouts
-                if previous < assignment.layout
+                _EarlierHosts(namespace, assignment.store_id, layout, successor)
+                for layout, successor in _places(layouts)
+                if (layout, successor) < (assignment.layout, assignment.successor)
             ],
             next_hosts=_NewestHosts(namespace, assignment.store_id),
         )
-        return host, any(layout > assignment.layout for layout in layouts)
+        newest = layouts[0] if layouts else LayoutHosts(assignment.layout, {})
+        is_replaced = newest.layout > assignment.layout or (
+            newest.layout == assignment.layout and newest.newest(assignment.index) > assignment.successor
+        )
+        return host, is_replaced
 
     def _spawn(self, work: Coroutine[Any, Any, None], description: str) -> None:
         task = asyncio.create_task(work)
@@ -227,13 +307,27 @@ class PackedActor:
         task.add_done_callback(self._tasks.discard)
 
 
-class _EarlierHosts:
-    """The hosts of an earlier layout, called through Ray. A host that is dead, leaving or frozen uses no session."""
+def _places(layouts: Sequence[LayoutHosts]) -> list[tuple[Layout, int]]:
+    """Return which layouts have hosts, and which successors exist there, the newest first."""
+    return [
+        (hosts.layout, successor)
+        for hosts in layouts
+        for successor in sorted({number for numbers in hosts.successors.values() for number in numbers}, reverse=True)
+    ]
 
-    def __init__(self, namespace: str, store_id: str, layout: Layout) -> None:
+
+class _EarlierHosts:
+    """Hosts that were replaced, called through Ray. A host that is dead, leaving or frozen uses no session.
+
+    Args:
+        layout, successor: they are of this layout, and so many hosts with their indexes were drained before them.
+    """
+
+    def __init__(self, namespace: str, store_id: str, layout: Layout, successor: int = 0) -> None:
         self._namespace = namespace
         self._store_id = store_id
         self._layout = layout
+        self._successor = successor
 
     async def release(self, key: SessionKey) -> bool:
         actor = self._find(key)
@@ -259,30 +353,43 @@ class _EarlierHosts:
         return packed(Refused(SessionFencedError(key.session_id, 0)))
 
     def _find(self, key: SessionKey) -> Any:
-        return find_actor(self._namespace, self._layout.actor_name(self._store_id, self._layout.index_of(key)))
+        index = self._layout.index_of(key)
+        return find_actor(self._namespace, self._layout.actor_name(self._store_id, index, self._successor))
 
 
 class _NewestHosts:
-    """The hosts of the newest layout, called through Ray; the layout is looked up again after each failure."""
+    """The hosts that have sessions now, called through Ray; they are looked up again after each failure."""
 
     def __init__(self, namespace: str, store_id: str) -> None:
         self._namespace = namespace
         self._store_id = store_id
-        self._layout: Layout | None = None
+        self._hosts: LayoutHosts | None = None
+
+    async def adopt(self, key: SessionKey, override: EngineOverride, engines: Mapping[str, bytes]) -> None:
+        refusal = await self._ask(key, lambda actor: actor.adopt.remote(key, override, engines))
+        if refusal is not None:
+            raise refusal
 
     async def warm(self, key: SessionKey) -> None:
         from turnwise.actors.hosting import verbs
         from turnwise.actors.hosting.wire import Refused, SessionRef
+
+        request = verbs.warm().to(SessionRef(key)).pickled()
+        answer = unpacked(await self._ask(key, lambda actor: actor.call.remote(request)))
+        if isinstance(answer, Refused):
+            self._hosts = None
+            raise answer.error
+
+    async def _ask(self, key: SessionKey, call: Callable[[Any], Any]) -> Any:
         from turnwise.errors import SessionLostError
 
-        layout = self._layout or (await asyncio.to_thread(find_layouts, self._namespace, self._store_id))[0]
-        self._layout = None
+        hosts = self._hosts or (await asyncio.to_thread(find_hosts, self._namespace, self._store_id))[0]
+        self._hosts = None
         try:
-            name = layout.actor_name(self._store_id, layout.index_of(key))
+            name = hosts.name_of(self._store_id, key)
             actor: Any = await asyncio.to_thread(ray.get_actor, name, namespace=self._namespace)
-            answer = unpacked(await reached(actor, actor.call.remote(verbs.warm().to(SessionRef(key)).pickled())))
+            answer = await reached(actor, call(actor))
         except (RayActorError, NoProcessError, ValueError) as error:
             raise SessionLostError(key.session_id, "the host of the newest layout cannot be reached") from error
-        if isinstance(answer, Refused):
-            raise answer.error
-        self._layout = layout
+        self._hosts = hosts
+        return answer

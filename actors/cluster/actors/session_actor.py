@@ -18,11 +18,11 @@ import ray
 
 from turnwise.actors.cluster.actor_settings import Kept, read_settings
 from turnwise.actors.cluster.actors.loading import Loading, StartsInRay
-from turnwise.actors.cluster.actors.shutdown import Shutdown, where
+from turnwise.actors.cluster.actors.shutdown import FILES, Shutdown, where
 from turnwise.actors.cluster.actors.switched_engines import drop_overrides, find_overrides, save_override
 from turnwise.actors.cluster.calls.local_calls import listen
 from turnwise.actors.hosting.gc_tuning import collect_rarely
-from turnwise.memory.background import retry
+from turnwise.memory.background import retry, watch
 from turnwise.memory.values.wire_version import unpacked_settings
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class SessionActor:
             leave=self._leave,
         )
         self._host: DedicatedHost | None = None
+        self._draining: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[asyncio.Server | None] | None = None
         self._was_called = is_back
         self._leaves = False
@@ -120,6 +121,26 @@ class SessionActor:
         if not self._was_called:
             self._leaves = True
             self._leave()
+
+    async def drain(self, timeout_s: float, why: str) -> str:
+        """Give the session up, and end: see `DedicatedHost.drain`. Returns before that.
+
+        Returns why it stays instead: it opens files of this node; empty if it goes. May be repeated: the first time
+        counts.
+        """
+        spec: ActorSpec = unpacked_settings(await asyncio.to_thread(read_settings, self._settings))
+        if spec.place.is_local:
+            return FILES
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain(timeout_s, why))
+            watch(self._draining, f"{self}: draining")
+        return ""
+
+    async def _drain(self, timeout_s: float, why: str) -> None:
+        if self._was_called:
+            await (await self._loaded()).drain(timeout_s, why)
+        else:
+            await self.leave_unless_called()
 
     async def call(self, request: bytes) -> bytes:
         """See `DedicatedHost.call`."""
@@ -175,5 +196,6 @@ class SessionActor:
             max_waits=assignment.limits.max_waits,
             node_id=self._node_id,
             leave=self._leave,
+            move=self._leave.move,
             save_override=partial(save_override, namespace, self._key),
         )

@@ -1,4 +1,4 @@
-"""`Shutdown`: ends an actor's own process, without a restart."""
+"""`Shutdown`: ends an actor's own process, without a restart or with one elsewhere."""
 
 from __future__ import annotations
 
@@ -25,8 +25,12 @@ HERE_S = 5.0
 """How long the actor may take to answer where it runs, in seconds."""
 
 
+FILES = "it opens files of this node"
+"""Why an actor stays on a node that is drained."""
+
+
 class Shutdown:
-    """Ends the process of the actor that creates it, once, without a restart. Call it on the actor's event loop.
+    """Ends the process of the actor that creates it, once, without a restart; `move` has one. Call it on the loop.
 
     The process is killed. `ray.actor.exit_actor` would first wait for every call that the process has made, and answer
     no other call meanwhile, so a memory that hangs would block its sessions for ever.
@@ -46,14 +50,20 @@ class Shutdown:
 
     def __call__(self) -> None:
         if self._task is None:
-            self._task = asyncio.create_task(self._end_process())
+            self._task = asyncio.create_task(self._end_process(restarts=False))
 
-    async def _end_process(self) -> None:
+    def move(self) -> None:
+        """End this process, and have Ray start the actor's next one: elsewhere, if this node is drained."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._end_process(restarts=True))
+
+    async def _end_process(self, *, restarts: bool) -> None:
         await asyncio.sleep(ANSWERS_S)
         try:
             if await self._is_here():  # otherwise the overrides belong to the other process
-                await self._drop_overrides()
-                await asyncio.to_thread(ray.kill, self.actor, no_restart=True)
+                if not restarts:
+                    await self._drop_overrides()
+                await asyncio.to_thread(ray.kill, self.actor, no_restart=not restarts)
                 return
         except Exception as error:  # noqa: BLE001 - the process ends itself instead
             log_failure("ending an actor that leaves", error)

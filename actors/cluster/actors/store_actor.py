@@ -8,13 +8,16 @@ from typing import Any, cast
 import ray
 from ray.exceptions import RayError
 
-from turnwise.actors.cluster.actor_names import detached_actor, find_actor
+from turnwise.actors.cluster.actor_names import PROCESSES, detached_actor, find_actor
 from turnwise.actors.cluster.calls.actor_waiting import reached
 from turnwise.actors.hosting.reach import NoProcessError
 from turnwise.actors.hosting.wire import Refused
 from turnwise.errors import StoreClosedError, StoreError, TurnwiseError
 from turnwise.memory.stores.base import SessionStore, verbs_of
 from turnwise.memory.stores.in_memory import InMemoryStore
+
+STORES = f"{PROCESSES}store/"
+"""What the names of these actors begin with."""
 
 
 class StoreHost:
@@ -70,4 +73,4 @@ def is_there(url: str, namespace: str) -> bool:
 
 
 def _name(url: str) -> str:
-    return f"turnwise/store/{url}"
+    return f"{STORES}{url}"

@@ -36,7 +36,7 @@ class ActorProcess:
     async def ask(self, request: bytes, reach: Reach, *, is_repeatable: bool) -> bytes:
         """See `SessionProcess.ask`."""
         actor = self.actor
-        with _call_errors():
+        with call_errors():
             if is_repeatable and (local_answer := await local_calls.ask(actor, request, reach)) is not None:
                 return local_answer
             if self._is_shared and is_repeatable:
@@ -49,7 +49,7 @@ class ActorProcess:
     def ask_blocking(self, request: bytes, reach: Reach, *, is_repeatable: bool) -> bytes:
         """See `SessionProcess.ask_blocking`."""
         actor = self.actor
-        with _call_errors():
+        with call_errors():
             if is_repeatable and (local_answer := local_calls.ask_blocking(actor, request, reach)) is not None:
                 return local_answer
             packed: bytes = actor_waiting.answer(actor, _call_of(actor, is_repeatable).remote(request), reach)
@@ -62,7 +62,7 @@ def _call_of(actor: Any, is_repeatable: bool) -> Any:
 
 
 @contextmanager
-def _call_errors() -> Iterator[None]:
+def call_errors() -> Iterator[None]:
     """Raise the errors of `SessionProcess.ask` for Ray's."""
     try:
         yield
@@ -84,4 +84,7 @@ def _call_errors() -> Iterator[None]:
         )
         raise CallError(f"{reason} ({error})") from error
     except RayError as error:
+        if "WrongClusterID" in str(error):  # Ray has no class of its own for it
+            reason = "the Ray to which this program was connected has ended, and another one runs in its place"
+            raise CallError(f"{reason}: start the program again") from error
         raise CallError(f"{type(error).__name__}: {error}") from error

@@ -8,7 +8,9 @@ from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayTaskError
+from ray.experimental.internal_kv import _internal_kv_exists
 
+from turnwise.actors.cluster.actor_settings import SPACE
 from turnwise.actors.hosting.reach import AGAIN_S, Presence, Reach
 
 
@@ -28,8 +30,12 @@ def presence(actor: Any) -> Presence:
 
 def _ask_ray(actor_id: str) -> Presence:
     try:
+        # Where another Ray has come in the place of this one, this raises, and the line below would abort the process.
+        _internal_kv_exists("any", namespace=SPACE)
         record = ray._private.state.actors(actor_id)  # noqa: SLF001 - the public way needs the dashboard
     except Exception as error:  # noqa: BLE001 - it raises classes of several kinds where Ray itself is away
+        if "WrongClusterID" in str(error):  # Ray has no class of its own for it
+            return Presence(False, 0, "this program's Ray has ended, another is in its place: start the program again")
         return Presence(False, 0, f"Ray does not say where actor {actor_id} is ({type(error).__name__}: {error})")
     if not record:
         return Presence(False, 0, f"Ray knows no actor {actor_id}")

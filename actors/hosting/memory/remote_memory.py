@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Unpack, cast
 
@@ -37,12 +38,16 @@ from turnwise.strategies.summarize import Summarize
 FAILURES, REST_S = 3, 5.0
 """After so many failures in a row, a memory is not called for so many seconds."""
 
+AWAY_S = 1.0
+"""A process that takes longer than this to answer at all, in seconds, was away: calls to it failed for that reason."""
+
 
 class RemoteMemory:
     """A long-term memory in a process of its own: managers that pass the same settings share it.
 
     Each verb is one request, bounded in time. After repeated failures the memory gets no requests for some seconds, so
-    that no run waits for it; the caller keeps what it could not save.
+    that no run waits for it; the caller keeps what it could not save. If its process was away, as when its node died,
+    it gets requests again as soon as that is back.
 
     Args:
         memory: its settings.
@@ -69,9 +74,10 @@ class RemoteMemory:
         self._recall_s = recall_s
         self._failures = 0
         self._rests_until = 0.0
+        self._watching: asyncio.Task[None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_failures": 0, "_rests_until": 0.0}
+        return {**vars(self), "_failures": 0, "_rests_until": 0.0, "_watching": None}
 
     def __repr__(self) -> str:
         return f"<{self.name} in its process>"
@@ -183,6 +189,8 @@ class RemoteMemory:
                 raise self._late(waits_s)
         except LongTermMemoryError:
             self._failures += 1
+            if self._watching is None or self._watching.done():
+                self._watching = asyncio.create_task(self._watch_process())
             if self._failures >= FAILURES:
                 self._rests_until = time.monotonic() + REST_S
             raise
@@ -190,6 +198,15 @@ class RemoteMemory:
         if isinstance(answer, Refused):
             raise answer.error
         return answer
+
+    async def _watch_process(self) -> None:
+        """End the rest as soon as the process answers, if it was away. Else the memory itself has failed, and rests."""
+        began = time.monotonic()
+        with suppress(Exception):  # then it is not back, and the next failure watches it again
+            async with asyncio.timeout(self._deadline_s):
+                await self.process.ask(packed(("warm", (), {})), is_recall=False)
+            if time.monotonic() - began > AWAY_S:
+                self._failures, self._rests_until = 0, 0.0
 
     async def _bounded(self, request: bytes, timeout_s: float, is_recall: bool) -> bytes:
         try:

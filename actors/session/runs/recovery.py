@@ -142,7 +142,7 @@ class Recovery:
         is_active = session.status == "active"
         resumed = [run for run in lost_runs if run.record.says is not None or (is_active and _resumes(run))]
         ending = [run for run in lost_runs if run not in resumed]
-        reasons = [_end_reason(run) if is_active else LOST for run in ending]
+        reasons = [_end_reason(run) if is_active else _why_lost(run) for run in ending]
         ends = [
             run.ended("interrupted", reason, now, **run.left_to_bill())
             for run, reason in zip(ending, reasons, strict=True)
@@ -162,9 +162,12 @@ class Recovery:
         requeued = self._driver.requeue_prompts(cancelled_runs, discard=False)
         cancelled = [run.ended("cancelled", "session ended", now) for run in cancelled_runs]
         begun = self._driver.begin_next(head) if is_active and self._state.active is None and not resumed else []
-        resumed_records = [replace(run.record, resumes=run.record.resumes + 1) for run in resumed]
+        resumed_records = [replace(run.record, resumes=run.record.resumes + 1, why=None) for run in resumed]
         events += [*map(end_event, cancelled), *self._driver.start_events(begun, head, session)]
-        events += [(RunResumed, {**about(record), "why": LOST}) for record in resumed_records]
+        events += [
+            (RunResumed, {**about(record), "why": _why_lost(run)})
+            for run, record in zip(resumed, resumed_records, strict=True)
+        ]
         await self._transactor.commit(
             session,
             events,
@@ -191,7 +194,12 @@ class Recovery:
 
 def _end_reason(run: ActiveRun) -> str:
     """Return why a run that is not resumed has ended, although its session goes on."""
-    return LOST + GIVEN_UP if run.run_resources.config.on_lost == "resume" else LOST
+    return _why_lost(run) + GIVEN_UP if run.run_resources.config.on_lost == "resume" else _why_lost(run)
+
+
+def _why_lost(run: ActiveRun) -> str:
+    """Return why the run has no process, in the words of its last one if that had the time to say so."""
+    return run.record.why or LOST
 
 
 def _resumes(run: ActiveRun) -> bool:

@@ -140,10 +140,10 @@ class RunDriver:
     def begin_next(self, head: TurnRecord | None, requeued: Sequence[TurnRecord] = ()) -> list[Begun]:
         """Return a list with the first queued run as running, whose turn is the first of `requeued`, if any.
 
-        The list is empty if no run is queued, or if the first one waits for silence or for a quota: whether that one
-        may begin, the store says to a commit that does nothing else.
+        The list is empty if no run is queued, if the next process is to begin them, or if the first one waits for
+        silence or for a quota: whether that one may begin, the store says to a commit that does nothing else.
         """
-        first = list(self._state.run_queue.queue)[:1]
+        first = [] if self._state.holds_queue else list(self._state.run_queue.queue)[:1]
         queue = [run for run in first if self._silence_s(run) <= 0 and not run.record.waits_for_quota]
         return [(run, *self.begin(run.record, next(iter(requeued), run.turn), head)) for run in queue]
 
@@ -154,7 +154,7 @@ class RunDriver:
     def watch_queue(self) -> None:
         """Set the timer that begins the first queued run. Call it after each commit that changes the queue."""
         first = next(iter(self._state.run_queue.queue), None)
-        if self._state.active or first is None:
+        if self._state.active or first is None or self._state.holds_queue:
             self._state.set_timer(None)
             return
         loop = asyncio.get_running_loop()
@@ -173,6 +173,8 @@ class RunDriver:
 
     async def _begin_first(self) -> None:
         """Begin the first queued run, if no run is active and it has waited long enough."""
+        if self._state.holds_queue:
+            return
         head, first = self._state.head, next(iter(self._state.run_queue.queue), None)
         begun = [] if self._state.active else self.begin_next(head)
         if begun:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import partial
 
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
 from turnwise.actors.session.window.window_compaction import WindowCompaction
-from turnwise.errors import SessionFencedError, SessionNotFoundError
+from turnwise.errors import SessionFencedError, SessionNotFoundError, TurnwiseError
+from turnwise.memory.values.records import replace
 
 FLUSH_S = 5.0
 """How many seconds a leaving process waits for its events to reach the history store.
 
 The next process forwards the rest."""
+
+NOTE_S = 5.0
+"""How many seconds a process that abandons a session waits until the store has the reason."""
 
 
 class Ownership:
@@ -27,6 +34,7 @@ class Ownership:
     | the commit of the memories' progress | reads | turns that memories receive again |
     | the note of the engines needed later | reads | a session that was not given up, and perhaps an unused note |
     | the event history | nothing: the session is given up | events that the next process forwards |
+    | the note of `abandon` in the run's record | all; the run may end | a run whose process was lost |
     """
 
     def __init__(
@@ -46,6 +54,8 @@ class Ownership:
         self.left_waiting: dict[str, str] = {}
         """The engine ids, by run id, of the runs that were waiting for a decision, or queued behind such a run, when
         this process gave the session up."""
+        self.left_queue = False
+        """Whether queued runs were to begin when this process gave the session up: somebody has to load it again."""
 
     @property
     def is_in_use(self) -> bool:
@@ -56,11 +66,12 @@ class Ownership:
     def has_runs(self) -> bool:
         """Whether a run is active or about to start.
 
-        A run that awaits approval, and the runs queued behind it, do not count.
+        A run that awaits approval, and the runs queued behind it, do not count; neither do queued runs that the next
+        process is to begin.
         """
         active = self._state.active
         waits = active and active.record.state == "awaiting_approval" and active.is_waiting and not active.is_working
-        runs = not waits and bool(active or self._state.run_queue.queue)
+        runs = not waits and bool(active or (self._state.run_queue.queue and not self._state.holds_queue))
         return runs or self._transactor.may_have_begun
 
     @property
@@ -97,6 +108,10 @@ class Ownership:
         if self._journal.session.epoch:
             await self._transactor.run(self._journal.check_own)
 
+    def hold_queue(self) -> None:
+        """Begin no queued run from now on, so that the session can be given up as soon as the active run has ended."""
+        self._state.hold_queue()
+
     async def leave(self, note: Callable[[Mapping[str, str]], Awaitable[None]] | None = None) -> bool:
         """Give the session up unless it `is_in_use`; return whether it was given up.
 
@@ -117,6 +132,7 @@ class Ownership:
             if note:
                 await note(waiting)
             self.left_waiting = waiting
+            self.left_queue = bool(self._state.run_queue.queue) and not self._state.active
             error = SessionFencedError(self._state.session_id, self._journal.session.epoch)
             self._journal.lose(error)
         closing = self._engines.remove_all()
@@ -125,3 +141,25 @@ class Ownership:
         self._transactor.give_up(error)
         await self._engines.close(closing)
         return True
+
+    async def abandon(self, why: str) -> None:
+        """Give the session up although it is in use: the next process ends or resumes its run, as after a crash.
+
+        What callers were told is stored. The run's record says why, unless the store fails meanwhile or is slow.
+        """
+        self.hold_queue()
+        with suppress(TurnwiseError, TimeoutError):
+            await asyncio.wait_for(self._transactor.run(partial(self._note_why, why)), NOTE_S)
+        async with self._transactor.alone:
+            if self.is_lost:
+                return
+            error = SessionFencedError(self._state.session_id, self._journal.session.epoch)
+            self._journal.lose(error)
+        self._transactor.give_up(error)
+
+    async def _note_why(self, why: str) -> None:
+        active = self._state.active
+        if active and active.record.state == "running" and not active.done.done():
+            record = replace(active.record, why=why)
+            await self._transactor.commit(self._journal.session, runs=[record], live=True)
+            active.record = record

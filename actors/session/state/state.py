@@ -39,6 +39,8 @@ class SessionState:
         """The active run: it runs, or waits for a decision about a tool call."""
         self.run_queue = RunQueue()
         """The queued runs, and the appended prompts that no run has used yet."""
+        self.holds_queue = False
+        """Whether no queued run begins here, since this process gives the session up once the active run has ended."""
         self._timer: asyncio.TimerHandle | None = None
         """Fires when the first queued run is to begin, if that run waits for silence."""
         self._interrupted: Sequence[ActiveRun] = ()
@@ -116,6 +118,10 @@ class SessionState:
         """Set the turn that the next turn continues."""
         self.head = head
 
+    def hold_queue(self) -> None:
+        """Begin no queued run from now on; see `holds_queue`."""
+        self.holds_queue = True
+
     def set_active(self, run: ActiveRun | None) -> None:
         """Make a run the active one; None if no run is active."""
         self.active = run
@@ -174,6 +180,7 @@ class SessionState:
         self.set_interrupted(())
         if self.journal.forwarder:
             self.journal.forwarder.stop()
+        self.journal.log.abandon()  # wakes readers, who find the session elsewhere
 
     # Live events, which are not stored
 

@@ -14,6 +14,7 @@ from turnwise.cli.chat.command import ChatCommand, chat
 from turnwise.cli.common import Command, Commands
 from turnwise.cli.console import console
 from turnwise.cli.doctor.command import doctor
+from turnwise.cli.drain import drain
 from turnwise.cli.exporting.archive import export, import_, sweep
 from turnwise.cli.exporting.dataset import dataset
 from turnwise.cli.files import files
@@ -53,6 +54,7 @@ app.command(cls=Command)(tail)
 app.command(cls=Command)(top)
 app.command(cls=Command)(migrate)
 app.command(cls=Command)(doctor)
+app.command(cls=Command)(drain)
 app.command()(serve)
 app.command(cls=Command)(console)
 app.command(cls=ChatCommand)(mcp)

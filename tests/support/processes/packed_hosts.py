@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.engine_override import EngineOverride
-from turnwise.actors.hosting.packed_host import PackedHost, PreviousHost
+from turnwise.actors.hosting.packed_host import NextHosts, PackedHost, PreviousHost
 from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.hosting.verb_declaration import VerbCall
 from turnwise.actors.hosting.wire import Refused, SessionRef, Waited
@@ -67,6 +67,7 @@ class Hosting:
         config: SessionConfig | None = None,
         other_engines: Mapping[str, EngineBuilder] | None = None,
         previous_hosts: Sequence[PreviousHost] = (),
+        next_hosts: NextHosts | None = None,
         overrides: dict[SessionKey, EngineOverride] | None = None,
     ) -> None:
         self.store = store
@@ -88,6 +89,7 @@ class Hosting:
             leave=self.has_left.set,
             overrides=dict(self.overrides),
             previous_hosts=previous_hosts,
+            next_hosts=next_hosts,
         )
 
     @property

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeAlias
 
 import httpx2
 import pytest
@@ -16,11 +19,26 @@ import uvicorn
 from servers.over_http import over_http
 from turnwise import AsyncSessionManager, EchoEngine, InProcess
 from turnwise.client import AsyncRemoteManager, RemoteManager
-from turnwise.client.blocking import steps
+from turnwise.client.blocking import connection, steps
 from turnwise.errors import ServiceAwayError
-from turnwise.http import create_app
+from turnwise.http import HttpSettings, create_app
 
 WORDS = " ".join(f"word{number}" for number in range(40))
+
+
+@dataclass(frozen=True)
+class Refusal:
+    status: int
+    word: str
+
+
+@dataclass(frozen=True)
+class Ends:
+    after: int
+    """How many bytes there are."""
+
+
+Fate: TypeAlias = str | int | Refusal | Ends | None
 
 
 class Cuts(httpx2.BaseTransport):
@@ -28,7 +46,7 @@ class Cuts(httpx2.BaseTransport):
 
     def __init__(self) -> None:
         self._inner: httpx2.BaseTransport | None = None
-        self._fates: Iterator[str | int | None] = iter(())
+        self._fates: Iterator[Fate] = iter(())
         self.requests: list[str] = []
         """Those since `then` was called."""
 
@@ -37,13 +55,17 @@ class Cuts(httpx2.BaseTransport):
         self._inner = inner
         return self
 
-    def then(self, *fates: str | int | None) -> None:
+    def then(self, *fates: Fate, always: Fate = None) -> None:
         """Say what becomes of the next requests.
 
         `unsent`: the service does not get it. `lost`: its answer is lost. A number: the answer is cut after so many
-        pieces. None: it is answered.
+        pieces. `Ends`: it ends after so many bytes, as if it were whole. A refusal: the answer is this, and the service
+        does not get the request. None: it is answered.
+
+        Args:
+            always: what becomes of the requests after these.
         """
-        self._fates = iter(fates)
+        self._fates = itertools.chain(fates, itertools.repeat(always))
         self.requests = []
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -51,6 +73,8 @@ class Cuts(httpx2.BaseTransport):
         self.requests.append(f"{request.method} {request.url.path}")
         if fate == "unsent":
             raise httpx2.ConnectError("refused")
+        if isinstance(fate, Refusal):
+            return httpx2.Response(fate.status, json={"error": fate.word, "detail": "there is no room"})
         assert self._inner
         response = self._inner.handle_request(request)
         if fate == "lost":
@@ -58,6 +82,8 @@ class Cuts(httpx2.BaseTransport):
             raise httpx2.ReadError("the connection broke")
         if isinstance(fate, int):
             return httpx2.Response(response.status_code, headers=response.headers, stream=_Cut(response, fate))
+        if isinstance(fate, Ends):
+            return httpx2.Response(response.status_code, headers=response.headers, stream=_Short(response, fate.after))
         return response
 
 
@@ -76,9 +102,27 @@ class _Cut(httpx2.SyncByteStream):
         self._response.close()
 
 
+class _Short(_Cut):
+    def __iter__(self) -> Iterator[bytes]:
+        left = self._most
+        for piece in self._response.iter_bytes():
+            yield piece[:left]
+            left -= len(piece)
+            if left <= 0:
+                return
+
+
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "sleep", lambda seconds: None)
+
+
+@pytest.fixture
+def own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses between attempts take no time, and only they count."""
+    pauses_s: list[float] = []
+    monkeypatch.setattr(steps, "sleep", pauses_s.append)
+    monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=lambda: sum(pauses_s)))
 
 
 @pytest.mark.usefixtures("no_pauses")
@@ -104,6 +148,54 @@ def test_a_start_whose_answer_was_lost_begins_one_run(tmp_path: Path) -> None:
         assert len(chat.runs()) == 2 and item.wait().text == "said"
 
 
+@pytest.mark.usefixtures("own_clock")
+def test_a_lost_answer_stays_unknown_while_the_service_is_away(tmp_path: Path) -> None:
+    cuts = Cuts()
+    store = f"sqlite:///{tmp_path}/chats.db"
+    with over_http(store, engine=EchoEngine(), through=cuts.through) as manager:
+        chat = manager.open("chat")
+        chat.run("first").wait()
+        starts: list[Callable[[], object]] = [
+            lambda: chat.run("second"),
+            lambda: chat.rerun("third"),
+            lambda: chat.say("fourth"),
+            lambda: chat.schedule("later", after_s=1_000),
+            lambda: chat.import_messages([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]),
+            lambda: manager.webhook("https://example.org/hook", events=["run.failed"]),
+        ]
+        for start in starts:
+            cuts.then("unsent", "lost", always="unsent")
+            with pytest.raises(ServiceAwayError, match="may have been done") as away:
+                start()
+            assert away.value.word == "unknown" and len(cuts.requests) > 2
+            cuts.then()
+            for run in chat.runs():
+                chat.execution(run.run_id).wait()
+        cuts.then(always="unsent")
+        with pytest.raises(ServiceAwayError, match="see whether it runs") as away:
+            chat.run("never")
+        assert away.value.word == "unsent"
+
+
+@pytest.mark.usefixtures("own_clock")
+@pytest.mark.parametrize("refusal", [Refusal(429, "too_many_streams"), Refusal(503, "too_many_connections")])
+def test_a_request_without_room_is_sent_again(tmp_path: Path, refusal: Refusal) -> None:
+    cuts = Cuts()
+    store = f"sqlite:///{tmp_path}/chats.db"
+    with over_http(store, engine=EchoEngine(), through=cuts.through) as manager:
+        chat = manager.open("chat")
+        cuts.then(refusal)
+        chat.append("hello")
+        run = chat.start()
+        cuts.then(refusal, refusal, None)
+        assert [event.kind for event in run.events()][-1] == "run_completed"
+        assert len(chat.turns()) == 1
+        cuts.then(always=refusal)
+        with pytest.raises(ServiceAwayError, match="there is no room; nothing was done: try again later") as away:
+            chat.append("hello")
+        assert away.value.word == "unsent"
+
+
 @pytest.mark.usefixtures("no_pauses")
 def test_what_cannot_be_repeated_says_that_it_may_have_been_done(tmp_path: Path) -> None:
     cuts = Cuts()
@@ -115,6 +207,8 @@ def test_what_cannot_be_repeated_says_that_it_may_have_been_done(tmp_path: Path)
             lambda: chat.memory.merge_notes("more"),
             lambda: manager.run_once("hello"),
             lambda: chat.fork(session_id="named"),
+            chat.clear,
+            lambda: manager.clear("default"),
             chat.delete,
         ]
         for change in changes:
@@ -142,6 +236,59 @@ def test_a_stream_that_is_cut_goes_on_with_each_event_once(tmp_path: Path, piece
         again = list(run.events(after=events[5].seq))
         assert again == events[6:]
         assert list(run.events(after=events[-1].seq)) == []
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_stream_that_ends_inside_an_event_goes_on(tmp_path: Path) -> None:
+    cuts = Cuts()
+    with over_http(f"sqlite:///{tmp_path}/chats.db", engine=EchoEngine(), through=cuts.through) as manager:
+        chat = manager.open("chat")
+        run = chat.run(WORDS)
+        run.wait()
+        whole = list(run.events())
+        for size in (20, 60, 150, 1_000):
+            cuts.then(Ends(size))
+            assert list(run.events()) == whole and len(cuts.requests) > 1
+
+
+def test_line_separators_in_a_text_end_no_event(tmp_path: Path) -> None:
+    text = "one\u2028two\u2029three\x85four"
+    with over_http(f"sqlite:///{tmp_path}/chats.db", engine=EchoEngine()) as manager:
+        chat = manager.open("chat")
+        chat.say(text).wait()
+        run = chat.rerun(text)
+        assert "".join(event.text for event in run.events() if event.kind == "text_delta") == run.wait().text == text
+
+
+def test_events_end_without_a_request_after_the_last_one(tmp_path: Path) -> None:
+    cuts = Cuts()
+    with over_http(f"sqlite:///{tmp_path}/chats.db", engine=EchoEngine(), through=cuts.through) as manager:
+        run = manager.open("chat").run(WORDS)
+        cuts.then()
+        assert list(run.events())[-1].kind == "run_completed"
+        assert cuts.requests == [f"GET /v1/runs/{run.run_id}/events"]
+
+
+def test_events_of_a_merged_run_go_on_with_the_next_run(tmp_path: Path) -> None:
+    with over_http(f"sqlite:///{tmp_path}/chats.db", engine=EchoEngine(0.01)) as manager:
+        chat = manager.open("chat")
+        chat.run(WORDS)
+        queued = chat.run("two", if_busy="enqueue")
+        chat.run("three", if_busy="merge")
+        events = list(queued.events())
+        assert events[-1].kind == "run_completed" and "two" in queued.wait().text
+
+
+def test_a_run_goes_on_where_a_service_cancels_runs_of_clients_that_leave(tmp_path: Path) -> None:
+    cuts = Cuts()
+    settings: Any = {"engine": EchoEngine(0.005), "http": HttpSettings(on_disconnect="cancel")}
+    with over_http(f"sqlite:///{tmp_path}/chats.db", through=cuts.through, **settings) as manager:
+        run = manager.open("chat").run(WORDS)
+        cuts.then(2)
+        events = run.events()
+        seen = [next(events) for _ in range(4)]
+        events.close()  # type: ignore[attr-defined]
+        assert len(seen) == 4 and run.wait().text == WORDS
 
 
 def test_a_service_that_is_away_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from turnwise.errors import (
     NotForgottenError,
     OperatorsOnlyError,
     RunNotFoundError,
+    ServiceAwayError,
     ServiceError,
     SessionBusyError,
     SessionNotFoundError,
@@ -125,6 +126,9 @@ def test_a_busy_session_says_which_run_it_has(tmp_path: Path) -> None:
     ("answer", "message"),
     [
         (httpx2.Response(404, text="<h1>Not Found</h1>"), "no answer of turnwise"),
+        (httpx2.Response(200, text="<h1>Sign in</h1>"), "no answer of turnwise"),
+        (httpx2.Response(200, content=b"\xff\xfe{"), "no answer of turnwise"),
+        (httpx2.Response(200, headers={"Content-Encoding": "gzip"}, content=iter([b"text"])), "cannot be decoded"),
         (httpx2.Response(307, headers={"Location": "https://elsewhere"}), "no answer of turnwise"),
         (httpx2.Response(500, json={"error": "internal", "detail": "the log has the cause"}), "the log has the cause"),
     ],
@@ -139,3 +143,63 @@ def test_wrong_settings_are_refused() -> None:
     for wrong in ({"url": "chat"}, {"url": "ftp://x"}, {"url": URL, "connections": 0}, {"url": URL, "user": ""}):
         with pytest.raises((ConfigError, InvalidInputError)):
             RemoteManager(**wrong)
+
+
+def test_a_url_with_a_password_is_refused_without_showing_it() -> None:
+    for url in (
+        "https://me:secret@host",
+        "https://secret@host",
+        "ftp://me:secret@host",
+        "me:secret@host",
+        "http://[@secret",
+    ):
+        with pytest.raises(ConfigError, match="url=") as refused:
+            RemoteManager(url)
+        assert "secret" not in str(refused.value)
+
+
+def test_a_token_is_sent_without_the_line_break_of_its_file() -> None:
+    sent: list[str] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        sent.append(request.headers["Authorization"])
+        return httpx2.Response(200, json={"sessions": 1})
+
+    transport = httpx2.MockTransport(answer)
+    for token in ("the-token\n", lambda: " the-token\r\n"):
+        with RemoteManager(URL, token=token, transport=transport) as manager:
+            assert manager.count() == 1
+    assert sent == ["Bearer the-token"] * 2
+
+
+@pytest.mark.parametrize("token", ["a secret\nof two lines", "secr\u00e9t", "secret\x00", " \n"])
+def test_a_token_that_no_header_carries_is_refused_unseen(token: str) -> None:
+    with pytest.raises(ConfigError, match="printable ASCII") as refused:
+        RemoteManager(URL, token=token)
+    with RemoteManager(URL, token=lambda: token) as manager, pytest.raises(ConfigError) as later:
+        manager.list()
+    assert str(refused.value) == str(later.value) and "secr" not in str(refused.value)
+
+
+def test_a_key_that_no_header_carries_is_refused(tmp_path: Path) -> None:
+    with over_http(f"sqlite:///{tmp_path}/chats.db", engine=EchoEngine()) as manager:
+        chat = manager.open("chat")
+        for key in ("cl\u00e9", " key", "key ", "one\nkey"):
+            with pytest.raises(InvalidInputError):
+                chat.run("hello", idempotency_key=key)
+        with pytest.raises(InvalidInputError, match=r"idempotency_key.*printable ASCII"):
+            chat.say("hello", key="cl\u00e9")
+        assert chat.runs() == [] and chat.run("hello", idempotency_key="a key").wait()
+
+
+def test_a_request_that_http_does_not_allow_is_sent_once_and_not_shown() -> None:
+    requests: list[httpx2.Request] = []
+
+    def refuse(request: httpx2.Request) -> httpx2.Response:
+        requests.append(request)
+        raise httpx2.LocalProtocolError("Illegal header value b'secret'")
+
+    with RemoteManager(URL, transport=httpx2.MockTransport(refuse)) as manager:
+        with pytest.raises(ServiceAwayError, match="look at its headers") as refused:
+            manager.list()
+        assert "secret" not in str(refused.value) and refused.value.word == "unsent" and len(requests) == 1

@@ -667,8 +667,7 @@ class AsyncRemoteSession:
 
         The session stays, with its title, its metadata, the records of its runs and their usage; the indexes of turns
         go on. Turns, the texts of their blocks, and their events go, in one commit: also appended prompts that no run
-        has used. Remaining turns no longer contain context from removed turns. Forks keep the blocks that they use. May
-        be repeated.
+        has used. Remaining turns no longer contain context from removed turns. Forks keep the blocks that they use.
 
         Args:
             keep_last: how many of the newest turns stay, pending ones included.
@@ -680,9 +679,11 @@ class AsyncRemoteSession:
             SessionInUseError: a run is active or queued; nothing was removed.
             SessionChangedError: the last change was not at `updated_at`; nothing was removed.
             LongTermMemoryError: memories failed; the error names them. The history was not changed: repeat the call.
+            ServiceAwayError: if its `word` is "unknown", the session may have been cleared. A second call would also
+                remove what was said meanwhile, so look at it first.
         """
         body = {"keep_last": keep_last, "memory": memory, "verify": verify, **given(updated_at=updated_at)}
-        return forgotten_of(await self._post("clear", body=body, is_repeatable=updated_at is None))
+        return forgotten_of(await self._post("clear", body=body, is_repeatable=False))
 
     @checked(memory=bool, verify=bool)
     async def delete(self, *, memory: bool = True, verify: bool = False) -> Forgotten:

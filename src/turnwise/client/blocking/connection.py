@@ -14,10 +14,10 @@ import httpx2
 from turnwise.client.blocking import steps
 from turnwise.client.shared.answers import Answer, Request, Whose, given
 from turnwise.client.shared.block_caches import BlockCaches
-from turnwise.client.shared.problems import error_of, not_turnwise
-from turnwise.client.shared.reading import events_of, read_event
-from turnwise.errors import ConfigError, ServiceAwayError, ServiceError, TurnwiseError, shown
-from turnwise.memory.conversation.events import AnyEvent
+from turnwise.client.shared.problems import NOT_TURNWISE, error_of, not_turnwise
+from turnwise.client.shared.reading import EVENT_END, events_of, read_event, sse_fields
+from turnwise.errors import ConfigError, InvalidInputError, ServiceAwayError, ServiceError, TurnwiseError, shown
+from turnwise.memory.conversation.events import AnyEvent, RunCancelled
 from turnwise.memory.growing_pauses import GrowingPauses
 
 CONNECT_S = 10.0
@@ -34,11 +34,16 @@ AT_ONCE = 1_000
 
 STREAM = "text/event-stream"
 
+ON_DISCONNECT = {"X-On-Disconnect": "keep"}
+"""Says that a run goes on when a connection breaks, also where the service's default is to cancel it."""
+
 _UNSENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
 """Errors after which the service has nothing of the request."""
 
-UNAVAILABLE = "unavailable"
-"""What a service says that stops, before it has done anything."""
+_REFUSED = ("unavailable", "too_many_streams", "too_many_connections")
+"""What a service says that stops, or has no room, before it has done anything."""
+
+UNDECODABLE = "content that cannot be decoded"
 
 _GATEWAY = (502, 503, 504)
 """What proxies answer while a service restarts."""
@@ -49,8 +54,8 @@ _log = logging.getLogger(__name__)
 class Connection:
     """The connections of a manager to one service.
 
-    A request that was not sent is sent again for `retry_s` seconds. One whose answer was lost is sent again only if it
-    is repeatable: it then does the same as once.
+    A request that was not sent is sent again for `retry_s` seconds, as is one that the service has refused before it
+    did anything. One whose answer was lost is sent again only if it is repeatable: it then does the same as once.
 
     Args:
         url: that of the service, or of where it is mounted.
@@ -61,7 +66,8 @@ class Connection:
         transport: what sends the requests, instead of the network.
 
     Raises:
-        ConfigError: the URL is none of `http://` or `https://`.
+        ConfigError: the URL is none of `http://` or `https://`, or has a name and a password; or the token cannot be
+            sent. Neither secret is in the message.
     """
 
     def __init__(
@@ -74,13 +80,10 @@ class Connection:
         connections: int,
         transport: httpx2.BaseTransport | None,
     ) -> None:
-        parsed = httpx2.URL(url) if isinstance(url, str) else None
-        if parsed is None or parsed.scheme not in ("http", "https") or not parsed.host:
-            raise ConfigError("url", shown(url), "pass the URL of a service, such as https://chat.example.com")
-        self.url = str(parsed.copy_with(query=None, fragment=None)).rstrip("/").removesuffix("/v1")
+        self.url = _service_url(url)
         self.caches = BlockCaches()
         """The blocks of sessions that this manager holds."""
-        self._token = token
+        self._token = _sendable_token(token) if isinstance(token, str) else token
         self._timeout_s = timeout_s
         self._retry_s = retry_s
         self._is_closed = False
@@ -106,72 +109,91 @@ class Connection:
         attempts = 0
         while True:
             attempts += 1
-            self._check_open()
+            self._check_open(may_be_done=trying.may_be_done)
+            headers = self._headers(whose, request.headers)
             try:
-                response = self._http.request(
+                status, content = self._exchange(
                     request.method,
-                    self.url + request.path,
+                    request.path,
                     params=_parameters(request.query, whose),
-                    headers={**self._headers(whose), **request.headers},
+                    headers=headers,
                     json=request.body,
                     timeout=httpx2.Timeout(self._timeout_s + request.wait_s, connect=CONNECT_S, pool=CONNECT_S),
                 )
-            except httpx2.TransportError as error:
+            except httpx2.RequestError as error:
                 is_unsent = isinstance(error, _UNSENT)
-                pause = trying.pause_after(error, may_repeat=is_unsent or request.is_repeatable, is_unsent=is_unsent)
-                steps.sleep(pause)
+                pause_s = trying.pause_after(error, is_unsent=is_unsent, is_repeatable=request.is_repeatable)
+                steps.sleep(pause_s)
                 continue
-            if response.is_success:
-                return Answer(response.json() if response.content else None, attempts)
-            problem = self._error(response.status_code, response.text)
+            if httpx2.codes.is_success(status):
+                return Answer(self._json(status, content) if content else None, attempts)
+            problem = self._error(status, content)
             if not _is_passing(problem):
                 raise problem
-            is_unsent = problem.word == UNAVAILABLE
-            may_repeat = is_unsent or request.is_repeatable
-            steps.sleep(trying.pause_after(problem, may_repeat=may_repeat, is_unsent=is_unsent))
+            is_unsent = problem.word in _REFUSED
+            steps.sleep(trying.pause_after(problem, is_unsent=is_unsent, is_repeatable=request.is_repeatable))
 
     def send(
         self, path: str, content: Any, *, query: Mapping[str, Any], headers: Mapping[str, str], whose: Whose
     ) -> Answer:
         """Send a body of bytes, once; see `ask`."""
         self._check_open()
+        all_headers = self._headers(whose, headers)
         try:
-            response = self._http.request(
+            status, answered = self._exchange(
                 "POST",
-                self.url + path,
+                path,
                 params=_parameters(query, whose),
-                headers={**self._headers(whose), **headers},
+                headers=all_headers,
                 content=content,
                 timeout=httpx2.Timeout(self._timeout_s, connect=CONNECT_S, pool=CONNECT_S),
             )
-        except httpx2.TransportError as error:
-            raise _away(self.url, error, is_unsent=isinstance(error, _UNSENT)) from error
-        if not response.is_success:
-            raise self._error(response.status_code, response.text)
-        return Answer(response.json())
+        except httpx2.RequestError as error:
+            raise _away(self.url, error, may_be_done=not isinstance(error, _UNSENT)) from error
+        if not httpx2.codes.is_success(status):
+            raise self._error(status, answered)
+        return Answer(self._json(status, answered))
+
+    def _exchange(self, method: str, path: str, **options: Any) -> tuple[int, bytes]:
+        """Send a request; return the status and the content of the answer.
+
+        Raises:
+            httpx2.RequestError: there was no answer, or the connection broke before its end.
+            ServiceAwayError: HTTP does not allow the request; it is not quoted, since a header may be a secret.
+            ServiceError: the content cannot be decoded.
+        """
+        try:
+            with self._http.stream(method, self.url + path, **options) as response:
+                try:
+                    return response.status_code, response.read()
+                except httpx2.DecodingError:
+                    raise not_turnwise(self.url, response.status_code, UNDECODABLE) from None
+        except httpx2.LocalProtocolError:
+            raise ServiceAwayError(self.url, "unsent", "HTTP allows no such request: look at its headers") from None
 
     def read(self, path: str, headers: Mapping[str, str], whose: Whose) -> Iterator[bytes]:
         """Yield the bytes of an answer in pieces; see `ask`. A connection that breaks ends it with an error."""
         self._check_open()
         timeout = httpx2.Timeout(self._timeout_s, connect=CONNECT_S, pool=CONNECT_S)
         options: dict[str, Any] = {"params": _parameters({}, whose), "timeout": timeout}
+        options["headers"] = self._headers(whose, headers)
         try:
-            with self._http.stream(
-                "GET", self.url + path, headers={**self._headers(whose), **headers}, **options
-            ) as response:
+            with self._http.stream("GET", self.url + path, **options) as response:
                 if not response.is_success:
-                    response.read()
-                    raise self._error(response.status_code, response.text)
-                for piece in response.iter_bytes():
-                    yield piece
-        except httpx2.TransportError as error:
-            raise _away(self.url, error, is_unsent=True) from error
+                    raise self._error(response.status_code, response.read())
+                try:
+                    for piece in response.iter_bytes():
+                        yield piece
+                except httpx2.DecodingError:
+                    raise not_turnwise(self.url, response.status_code, UNDECODABLE) from None
+        except httpx2.RequestError as error:
+            raise _away(self.url, error, may_be_done=False) from error
 
     def follow(self, path: str, after: int, whose: Whose) -> Iterator[AnyEvent]:
         """Yield the events of a run with a number above `after`, live, up to its last one: each once, in order.
 
-        A connection that breaks is made again, and goes on behind the last event. When a stream has ended, the page
-        behind its last event says whether there are more: a service that stops ends its streams, too.
+        A connection that breaks is made again, and goes on behind the last event. When a stream has ended without the
+        run's last event, a page says whether there are more: a service that stops ends its streams, too.
 
         Raises:
             TurnwiseError: see `ask`.
@@ -181,6 +203,8 @@ class Connection:
             for event in self._stream(path, after, whose):
                 after = event.seq
                 yield event
+                if event.terminal and not (isinstance(event, RunCancelled) and event.leads_to):
+                    return
             wait_s = POLL_S if after == before else 0.0  # something on the way may let no stream through
             query = {"after": after, "limit": AT_ONCE, "wait_s": wait_s}
             page = self.ask(Request(method="GET", path=path, query=query, wait_s=wait_s), whose)
@@ -191,88 +215,144 @@ class Connection:
             after = page.data["next"]
 
     def _stream(self, path: str, after: int, whose: Whose) -> Iterator[AnyEvent]:
-        """Yield events until the stream ends or is cut."""
+        """Yield events until the stream ends or is cut; none of another answer than a stream."""
         self._check_open()
-        headers = {**self._headers(whose), "Accept": STREAM, "Last-Event-ID": str(after)}
+        headers = self._headers(whose, {"Accept": STREAM, "Last-Event-ID": str(after)})
         timeout = httpx2.Timeout(SILENT_S, connect=CONNECT_S, pool=CONNECT_S)
         options: dict[str, Any] = {"headers": headers, "params": _parameters({}, whose), "timeout": timeout}
-        name = ""
+        rest = b""
         try:
             with self._http.stream("GET", self.url + path, **options) as response:
                 if not response.is_success:
-                    response.read()
-                    error = self._error(response.status_code, response.text)
+                    error = self._error(response.status_code, response.read())
                     if _is_passing(error):
                         return
                     raise error
-                for line in response.iter_lines():
-                    field, _, value = line.partition(": ")
-                    if field == "event":
-                        name = value
-                    elif field == "data" and name == "problem":
-                        problem = json.loads(value)
-                        raise error_of(self.url, int(problem.get("status", 500)), problem)
-                    elif field == "data":
-                        yield read_event(value)
-        except httpx2.TransportError as error:
+                if not response.headers.get("Content-Type", "").startswith(STREAM):
+                    return
+                for piece in response.iter_bytes():
+                    *whole, rest = (rest + piece).split(EVENT_END)
+                    for fields in map(sse_fields, whole):
+                        if fields.get(b"event") == b"problem":
+                            problem = json.loads(fields[b"data"])
+                            raise error_of(self.url, int(problem.get("status", 500)), problem)
+                        if b"data" in fields:
+                            yield read_event(fields[b"data"])
+        except httpx2.RequestError as error:
             _log.info("a stream of events of %s was cut: %s", self.url, type(error).__name__)
 
-    def _headers(self, whose: Whose) -> dict[str, str]:
-        if self._token is None:
-            return whose.headers
-        token = steps.value_of(self._token)
-        return {"Authorization": f"Bearer {token}", **whose.headers}
+    def _headers(self, whose: Whose, more: Mapping[str, str]) -> dict[str, str]:
+        """Return the headers of a request.
 
-    def _error(self, status: int, text: str) -> Any:
+        Raises:
+            ConfigError: the token cannot be sent.
+            InvalidInputError: another value cannot be sent in a header.
+        """
+        for name, value in more.items():
+            if not _is_sendable(value):
+                reason = "it is sent as a header: use printable ASCII, without a space at its ends"
+                raise InvalidInputError(name.lower().replace("-", "_"), shown(value), reason)
+        headers = {**ON_DISCONNECT, **whose.headers, **more}
+        if self._token is not None:
+            token = steps.value_of(self._token)
+            headers["Authorization"] = f"Bearer {_sendable_token(token)}"
+        return headers
+
+    def _json(self, status: int, content: bytes) -> Any:
         try:
-            problem = json.loads(text)
+            return json.loads(content)
+        except ValueError:
+            raise not_turnwise(self.url, status, content.decode(errors="replace")) from None
+
+    def _error(self, status: int, content: bytes) -> Any:
+        try:
+            problem = json.loads(content)
         except ValueError:
             problem = None
         if not isinstance(problem, dict) or "error" not in problem:
-            return not_turnwise(self.url, status, text)
+            return not_turnwise(self.url, status, content.decode(errors="replace"))
         return error_of(self.url, status, problem)
 
-    def _check_open(self) -> None:
+    def _check_open(self, *, may_be_done: bool = False) -> None:
         if self._is_closed:
-            raise ServiceAwayError(self.url, "unsent", "this manager was closed: make a new one")
+            word = "unknown" if may_be_done else "unsent"
+            raise ServiceAwayError(self.url, word, "this manager was closed: make a new one")
 
 
 class _Trying:
-    """How long a request is tried again."""
+    """How long a request is tried again, and whether one of its attempts may have been carried out."""
 
     def __init__(self, url: str, retry_s: float) -> None:
         self._url = url
         self._retry_s = retry_s
         self._pauses = GrowingPauses(0.1, 2.0)
         self._end_s: float | None = None
+        self.may_be_done = False
+        """Whether the answer of any attempt up to now was lost."""
 
-    def pause_after(self, error: Exception, *, may_repeat: bool, is_unsent: bool) -> float:
+    def pause_after(self, error: Exception, *, is_unsent: bool, is_repeatable: bool) -> float:
         """Return how long to wait before the next attempt.
+
+        Args:
+            is_unsent: whether the service has done nothing at the attempt that ended with this error.
+            is_repeatable: whether the request may be sent again although it may have been carried out.
 
         Raises:
             ServiceAwayError: there is none.
         """
+        self.may_be_done |= not is_unsent
         now = time.monotonic()
         self._end_s = now + self._retry_s if self._end_s is None else self._end_s
-        if not may_repeat or now >= self._end_s:
-            raise _away(self._url, error, is_unsent=is_unsent) from error
+        if not (is_unsent or is_repeatable) or now >= self._end_s:
+            raise _away(self._url, error, may_be_done=self.may_be_done) from error
         return min(self._pauses.next_s(), self._end_s - now)
 
 
 def _is_passing(error: TurnwiseError) -> bool:
-    """Return whether an answer says only that the service is not there yet, or stops."""
-    return isinstance(error, ServiceError) and error.status in _GATEWAY and error.word in (UNAVAILABLE, "not_turnwise")
+    """Return whether an answer says only that the service is not there yet, stops, or has no room."""
+    if not isinstance(error, ServiceError):
+        return False
+    return error.word in _REFUSED or (error.status in _GATEWAY and error.word == NOT_TURNWISE)
 
 
-def _away(url: str, error: Exception, *, is_unsent: bool) -> ServiceAwayError:
+def _away(url: str, error: Exception, *, may_be_done: bool) -> ServiceAwayError:
     cause = str(error) or type(error).__name__
     if isinstance(error, httpx2.PoolTimeout):
         cause = "all connections are in use: end streams and waits, or raise connections="
-    elif is_unsent:
+    elif not may_be_done and isinstance(error, ServiceError):
+        cause += "; nothing was done: try again later"
+    elif not may_be_done:
         cause += "; see whether it runs and listens there, and try again"
-    else:
+    if may_be_done:
         cause += "; what was asked may have been done: look at it before you repeat the call"
-    return ServiceAwayError(url, "unsent" if is_unsent else "unknown", cause)
+    return ServiceAwayError(url, "unknown" if may_be_done else "unsent", cause)
+
+
+def _service_url(url: object) -> str:
+    """Return the URL of a service without a slash at its end, or raise ConfigError, which quotes no password."""
+    try:
+        parsed = httpx2.URL(url) if isinstance(url, str) else None
+    except httpx2.InvalidURL:
+        parsed = None
+    if parsed is None or parsed.scheme not in ("http", "https") or not parsed.host:
+        quoted = "..." if "@" in str(url) else shown(url)
+        raise ConfigError("url", quoted, "pass the URL of a service, such as https://chat.example.com")
+    if parsed.userinfo:
+        raise ConfigError("url", "...", "leave the name and the password out, and pass token= instead")
+    return str(parsed.copy_with(query=None, fragment=None)).rstrip("/").removesuffix("/v1")
+
+
+def _sendable_token(token: str) -> str:
+    """Return a token without the line break of its file, or raise ConfigError, which does not quote it."""
+    token = token.strip()
+    if not token or not _is_sendable(token):
+        raise ConfigError("token", "...", "it must be of printable ASCII, and not blank")
+    return token
+
+
+def _is_sendable(value: str) -> bool:
+    """Return whether a header may have this value."""
+    return value.isascii() and value.isprintable() and value == value.strip()
 
 
 def _parameters(query: Mapping[str, Any], whose: Whose) -> dict[str, Any]:

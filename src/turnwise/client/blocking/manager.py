@@ -638,10 +638,15 @@ class RemoteManager:
         memory: bool = True,
         verify: bool = False,
     ) -> Forgotten:
-        """Clear all of a user's sessions, those of agents included. See `SessionManager.clear`. May be repeated."""
+        """Clear all of a user's sessions, those of agents included. See `SessionManager.clear`.
+
+        Raises:
+            ServiceAwayError: if its `word` is "unknown", sessions may have been cleared. A second call would also
+                remove what was said meanwhile, so look at them first.
+        """
         body = {"keep_last": keep_last, "memory": memory, "verify": verify}
-        whose = self._whose(user_id)
-        return forgotten_of(self._ask("POST", "clear", whose=whose, body=body, query={"agent": agent}))
+        options: dict[str, Any] = {"body": body, "query": {"agent": agent}, "is_repeatable": False}
+        return forgotten_of(self._ask("POST", "clear", whose=self._whose(user_id), **options))
 
     @checked(run_id=RunId, user_id=UserId | None, as_user=AsUser | None)
     def execution(

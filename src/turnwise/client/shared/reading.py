@@ -181,6 +181,16 @@ def run_of(data: Json) -> RunRecord:
     )
 
 
+EVENT_END = b"\n\n"
+"""What ends an event of a stream. What follows the last one is half an event, of a stream that was cut."""
+
+
+def sse_fields(event: bytes) -> dict[bytes, bytes]:
+    """Return the fields of an event of a stream by their names; a comment has none."""
+    lines = (line.partition(b": ") for line in event.split(b"\n"))
+    return {name: value for name, _, value in lines if name}
+
+
 def read_event(text: str | bytes) -> AnyEvent:
     """Return an event of a stream; one of a kind that this version does not know is an `UnknownEvent`."""
     event: AnyEvent = _events().validate_json(text)

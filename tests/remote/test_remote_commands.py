@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from servers.threaded_service import served
-from turnwise import EchoEngine, InProcess
+from turnwise import EchoEngine, InProcess, SessionManager
 from turnwise.cli import app
 from turnwise.client import RemoteManager
 from turnwise.http import BearerTokens, Identity
@@ -70,3 +70,69 @@ def test_a_command_says_which_service_it_wants(monkeypatch: pytest.MonkeyPatch) 
     for server, message in (("chat.example.com", "URL of a service"), ("http://127.0.0.1:1", "see whether it runs")):
         done = CliRunner().invoke(app, ["ls", "--server", server])
         assert done.exit_code in (1, 2) and message in " ".join(done.output.replace("│", " ").split()), done.output
+
+
+@pytest.fixture
+def usage(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Runs commands that are wrong; returns what is printed."""
+    monkeypatch.delenv("TURNWISE_STORE", raising=False)
+
+    def usage(*words: str) -> str:
+        done = CliRunner().invoke(app, [*words])
+        assert done.exit_code == 2, (words, done.output, done.exception)
+        return " ".join(done.output.replace("│", " ").split())
+
+    return usage
+
+
+SERVER = ("--server", "http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("rm", "chat", "--yes", "--namespace", "other"),
+        ("say", "chat", "Good day", "--history", "sqlite:///events.db"),
+        ("ls", "--history", "sqlite:///events.db"),
+        ("chat", "chat", "--namespace", "other"),
+        ("files", "ls", "chat", "--files", "/srv/files"),
+        ("quotas", "rm", "q", "--namespace", "other"),
+    ],
+)
+def test_options_of_a_store_are_refused_beside_a_service(usage: Callable[..., str], words: tuple[str, ...]) -> None:
+    assert f"leave {words[-2]} out" in usage(*words, *SERVER)
+
+
+def test_a_store_is_refused_beside_a_service(usage: Callable[..., str], tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/chats.db"
+    with SessionManager(store, engine=EchoEngine(), placement=InProcess()) as manager:
+        manager.open("chat")
+    for words in (("rm", store, "chat", "--yes"), ("ls", store), ("chat", store, "chat")):
+        assert "not both" in usage(*words, *SERVER)
+    with SessionManager(store, engine=EchoEngine(), placement=InProcess()) as manager:
+        assert manager.count() == 1, "nothing was deleted in the store"
+
+
+def test_a_service_in_the_place_of_a_store_is_refused(
+    usage: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in (("ls", "http://service"), ("rm", "https://service", "chat", "--yes"), ("chat", "http://service")):
+        assert "service is given by --server URL" in usage(*words) or "give a service by" in usage(*words)
+    assert "secret" not in usage("ls", "--server", "me:secret@host")
+    monkeypatch.setenv("TURNWISE_STORE", "http://service")
+    for words in (("ls",), ("rm", "chat", "--yes"), ("chat", "chat"), ("doctor",)):
+        assert "TURNWISE_STORE must name a store" in usage(*words)
+
+
+def test_a_search_without_a_user_is_of_the_user_of_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TURNWISE_TOKEN", "the-token-of-sarah")
+    auth = BearerTokens({"the-token-of-sarah": "sarah"})
+    with served(f"sqlite:///{tmp_path}/chats.db", auth=auth, engine=EchoEngine(), placement=InProcess()) as service:
+        with RemoteManager(service.url, token="the-token-of-sarah") as manager:
+            chat = manager.open("chat")
+            chat.run("hello").wait()
+            chat.mark("chat#0:1", "thumb", "up")
+            assert manager.count_marks(None) == {"thumb": 1}
+        for words in (("search", "hello"), ("marks",)):
+            done = CliRunner().invoke(app, [*words, "--json", "--server", service.url])
+            assert done.exit_code == 0 and json.loads(done.stdout)["items"], done.output

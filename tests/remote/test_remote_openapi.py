@@ -137,7 +137,7 @@ def use_each_verb(folder: Path, seen: Any) -> None:
         chat.cancel_schedule("news")
         manager.open("other", user_id="ann")
         chat.send("other", "Hello from next door.")
-        assert chat.compact(explain=True) is None and chat.window("next")
+        assert chat.compact(explain=True) is None and chat.window("next") and chat.window()
         with pytest.raises(InvalidInputError):
             chat.expand(Summary(text="s", of=(Span("log", 0, 1),)))
         said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

@@ -16,7 +16,7 @@ import sqlite3
 import sys
 import threading
 import warnings
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
@@ -174,12 +174,18 @@ class Command(TyperCommand):
             return args
         options, _, _ = self.make_parser(ctx).parse_args(args=list(args))
         store = options.get("store")
-        if (isinstance(store, str) and _SCHEME.match(store)) or options.get("help"):
+        has_store = isinstance(store, str) and _SCHEME.match(store) is not None
+        if options.get("help"):
             return args
-        if default := service_url(ctx, options.get("server")) or os.environ.get(STORE):
+        service = service_url(ctx, options, has_store=has_store)
+        if has_store:
+            return args
+        if default := service or store_variable(ctx):
             return [default, *args]
         if ctx.resilient_parsing:
             return args
+        if is_service(store) and "server" in options:
+            return ctx.fail("give a store first; a service is given by --server URL")  # type: ignore[no-any-return]
         if isinstance(store, str) and (Path(store).suffix in _SUFFIXES or Path(store).is_file()):
             return ctx.fail(f"give the URL of the store: sqlite:///{store} for this file")  # type: ignore[no-any-return]
         return ctx.fail(f"give a store first, such as sqlite:///turnwise.db, or name it by {STORE}")  # type: ignore[no-any-return]
@@ -189,11 +195,42 @@ class Command(TyperCommand):
             return super().invoke(ctx)
 
 
-def service_url(ctx: Any, server: str | None) -> str | None:
-    """Return the URL of the service that an option names, which takes the place of a store's; None if it names none."""
-    if server is not None and not is_service(server):
-        ctx.fail(f"--server: give the URL of a service, such as https://chat.example.com, not {shown(server)}")
+_OF_STORES = ("--namespace", "--history", "--files")
+"""Options that say where a store's sessions, events and files are."""
+
+
+def service_url(ctx: Any, options: Mapping[str, Any], *, has_store: bool) -> str | None:
+    """Return the URL of the service that `--server` names, which takes the place of a store's; None if it names none.
+
+    Wrong usage is `--server` beside what is about a store, since one of them would be ignored.
+
+    Args:
+        options: the command's parameters that are given, by their names.
+        has_store: whether the first argument is the URL of a store.
+    """
+    server = options.get("server")
+    if not isinstance(server, str):
+        return None
+    if not is_service(server):
+        quoted = "" if "@" in server else f", not {shown(server)}"
+        ctx.fail(f"--server: give the URL of a service, such as https://chat.example.com{quoted}")
+    if has_store:
+        ctx.fail("give a store or --server, not both: --server takes the place of the store")
+    for param in ctx.command.params:
+        for name in set(param.opts).intersection(_OF_STORES):
+            if isinstance(options.get(param.name), str):
+                ctx.fail(f"{name} is about a store, and --server names a service, which knows it: leave {name} out")
     return server
+
+
+def store_variable(ctx: Any) -> str | None:
+    """Return the URL of the store that `TURNWISE_STORE` names, if it names one."""
+    store = os.environ.get(STORE)
+    if is_service(store):
+        ctx.fail(f"{STORE} must name a store, not a service: give a service by --server URL")
+    return store
+
+
 
 
 def is_service(store: object) -> bool:
@@ -203,7 +240,7 @@ def is_service(store: object) -> bool:
 
 def remote_settings() -> dict[str, Any]:
     """Return the settings of the manager of a service: a command does not wait long for one that is away."""
-    return {"token": os.environ.get(AUTHORIZATION), "retry_s": _AWAY_S}
+    return {"token": os.environ.get(AUTHORIZATION) or None, "retry_s": _AWAY_S}
 
 
 @asynccontextmanager

@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from turnwise.memory.conversation.marks import MarkedMessage
     from turnwise.memory.stores.search.finding import SearchHit
 
+_OMITTED = "; 'default' if omitted, and that of the token with --server."
+
 
 def search(
     store: Store,
     text: Annotated[str, typer.Argument(help='Words that all occur; "words in quotes" follow each other.')],
     *,
     server: Server = None,
-    user: Annotated[str, typer.Option(help="The user whose sessions are searched.")] = "default",
+    user: Annotated[str | None, typer.Option("--user", help=f"The user whose sessions are searched{_OMITTED}")] = None,
     session: Annotated[str | None, typer.Option(help="Only in this session.")] = None,
     agent: OfAgent = None,
     mark: Annotated[str | None, typer.Option(help="Only messages that have a mark of this name.")] = None,
@@ -39,7 +41,7 @@ def search(
     run(_search(store, user, text, query, as_json))
 
 
-async def _search(store: str, user: str, text: str, query: dict[str, Any], as_json: bool) -> None:
+async def _search(store: str, user: str | None, text: str, query: dict[str, Any], as_json: bool) -> None:
     async with reading(store, None) as manager:
         page = await manager.search(user, text, **query)
     if as_json:
@@ -63,7 +65,7 @@ def marks(
     store: Store,
     *,
     server: Server = None,
-    user: Annotated[str, typer.Option(help="The user whose messages have the marks.")] = "default",
+    user: Annotated[str | None, typer.Option("--user", help=f"The user whose messages have the marks{_OMITTED}")] = None,
     name: Annotated[str | None, typer.Option(help="Only marks of this name.")] = None,
     session: Annotated[str | None, typer.Option(help="Only marks of this session's messages.")] = None,
     limit: Limit = 50,
@@ -75,7 +77,7 @@ def marks(
     run(_marks(store, user, query, as_json))
 
 
-async def _marks(store: str, user: str, query: dict[str, Any], as_json: bool) -> None:
+async def _marks(store: str, user: str | None, query: dict[str, Any], as_json: bool) -> None:
     async with reading(store, None) as manager:
         page = await manager.marks(user, **query)
     if as_json:

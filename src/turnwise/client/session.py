@@ -472,7 +472,7 @@ class AsyncRemoteSession:
             TurnOverflowError: the newest turn does not fit alone, with the message behind it.
             ReadOnlyStoreError: the manager is read-only, so nothing may be compacted.
         """
-        return blocks_of((await self._get("window", message=message))["blocks"])
+        return blocks_of((await self._post("window", body=given(message=message)))["blocks"])
 
     @checked(explain=bool)
     async def compact(self, *, explain: bool = False) -> Compaction | None:

@@ -26,6 +26,7 @@ from turnwise.cli.common import (
     no_session,
     remote_settings,
     service_url,
+    store_variable,
 )
 from turnwise.cli.output import console
 from turnwise.errors import ConfigError, NotFoundError, SessionNotFoundError
@@ -50,9 +51,13 @@ class ChatCommand(Command):
 
     def _with_store(self, ctx: Any, args: list[str]) -> list[str]:
         options, _, _ = self.make_parser(ctx).parse_args(args=list(args))
-        if "://" in (options.get("store") or "") or options.get("help") or ctx.resilient_parsing:
+        if options.get("help") or ctx.resilient_parsing:
             return args
-        return [service_url(ctx, options.get("server")) or os.environ.get(STORE, ""), *args]
+        store = options.get("store") or ""
+        service = service_url(ctx, options, has_store="://" in store)
+        if is_service(store):
+            ctx.fail("give a service by --server URL")
+        return args if "://" in store else [service or store_variable(ctx) or "", *args]
 
 
 def chat(

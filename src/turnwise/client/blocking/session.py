@@ -469,7 +469,7 @@ class RemoteSession:
             TurnOverflowError: the newest turn does not fit alone, with the message behind it.
             ReadOnlyStoreError: the manager is read-only, so nothing may be compacted.
         """
-        return blocks_of((self._get("window", message=message))["blocks"])
+        return blocks_of((self._post("window", body=given(message=message)))["blocks"])
 
     @checked(explain=bool)
     def compact(self, *, explain: bool = False) -> Compaction | None:

@@ -177,6 +177,15 @@ class ForkSession(Body):
     """Whether it gets a copy of each schedule."""
 
 
+class MakeWindow(Body):
+    """What the next request will have besides."""
+
+    model_config = example(message="And the night train?")
+
+    message: str | None = None
+    """A text of the user that will follow, for which there is room then."""
+
+
 class ClearSession(Body):
     """Which messages to remove."""
 

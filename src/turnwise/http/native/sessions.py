@@ -37,6 +37,7 @@ from turnwise.http.native.models import (
     ForgottenShown,
     ForkSession,
     ImportMessages,
+    MakeWindow,
     MessagePage,
     MessageRemoved,
     MessagesShown,
@@ -484,19 +485,15 @@ async def get_snapshot(
     return await snapshot_answer(turn, held or ())
 
 
-@router.get(
+@router.post(
     "/sessions/{session_id}/window",
     summary="The blocks of the next request",
     response_model=BlocksShown,
     responses=CONFLICT,
 )
-async def get_window(
-    session_id: InPath,
-    caller: MemberCaller,
-    message: Annotated[str | None, Query(description="A text of the user that will follow.")] = None,
-) -> Any:
+async def make_window(session_id: InPath, body: MakeWindow, caller: MemberCaller) -> Any:
     """As many as fit, prompts that wait included. What does not fit is compacted, as before a run's request."""
-    return await blocks_answer(await caller.on_session(session_id, lambda session: session.window(message)))
+    return await blocks_answer(await caller.on_session(session_id, lambda session: session.window(body.message)))
 
 
 @router.get("/sessions/{session_id}/runs", summary="Its runs, by turn index", responses=NOT_FOUND)

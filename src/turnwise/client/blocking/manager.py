@@ -462,6 +462,7 @@ class RemoteManager:
         cursor=Text | None,
         limit=Limit,
         tenant=TenantName | None,
+        among=Count | None,
     )
     def runs(
         self,
@@ -476,6 +477,7 @@ class RemoteManager:
         cursor: str | None = None,
         limit: int = 100,
         tenant: str | None = None,
+        among: int | None = None,
     ) -> Page[RunRecord]:
         """Return a page of the runs of all sessions that match, newest first.
 
@@ -483,7 +485,7 @@ class RemoteManager:
         """
         query: dict[str, Any] = {"agent": agent, "state": state, "parent": parent, "engine": engine, "since": since}
         query |= {"labels": labels and json.dumps(dict(labels)), "tenant": tenant, **self._all(user_id)}
-        query |= {"cursor": cursor, "limit": most(limit)}
+        query |= {"cursor": cursor, "limit": most(limit), "among": among}
         return page_of(self._ask("GET", "runs", whose=self._whose(user_id), query=query), run_of)
 
     @checked(

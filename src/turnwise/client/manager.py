@@ -478,10 +478,10 @@ class AsyncRemoteManager:
         labels: Mapping[str, str] | None = None,
         engine: str | None = None,
         since: float | None = None,
+        among: int | None = None,
         cursor: str | None = None,
         limit: int = 100,
         tenant: str | None = None,
-        among: int | None = None,
     ) -> Page[RunRecord]:
         """Return a page of the runs of all sessions that match, newest first.
 

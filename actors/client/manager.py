@@ -729,7 +729,9 @@ class AsyncSessionManager:
     async def count_marks(self, user_id: str | None, *, session_id: str | None = None) -> Mapping[str, int]:
         """Return how many marks of each name a user's messages have, or those of one session; see `marks`."""
         await self._start.done()
-        counts: Mapping[str, int] = await self._store.run(lambda store: count_marks_of(store, user_id or DEFAULT_USER, session_id))
+        counts: Mapping[str, int] = await self._store.run(
+            lambda store: count_marks_of(store, user_id or DEFAULT_USER, session_id)
+        )
         return counts
 
     async def check_store(self) -> None:

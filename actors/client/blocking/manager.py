@@ -626,7 +626,7 @@ class SessionManager:
         return count
 
     @checked(
-        user_id=UserId,
+        user_id=UserId | None,
         text=Text,
         order=SearchOrder,
         cursor=Text | None,
@@ -642,7 +642,7 @@ class SessionManager:
     )
     def search(
         self,
-        user_id: str,
+        user_id: str | None,
         text: str,
         *,
         order: SearchOrder = "newest",
@@ -668,6 +668,7 @@ class SessionManager:
         one. Nothing in `text` is an error of syntax. Pass the page's `cursor` to get the next page.
 
         Args:
+            user_id: whose; None: the user "default".
             order: `newest`: in the order in which they were stored, the newest first. `rank`: of the newest 200, those
                 first that have the words most often and are short.
             session_id: only in this session.
@@ -685,7 +686,7 @@ class SessionManager:
         """
         texts = TextFilter(
             query=parse_query(text),
-            user_id=user_id,
+            user_id=user_id or DEFAULT_USER,
             shared=shared,
             session_id=session_id,
             agent=agent,
@@ -701,10 +702,10 @@ class SessionManager:
         )
         return hits
 
-    @checked(user_id=UserId, name=MarkName | None, session_id=SessionId | None, cursor=Text | None, limit=Limit)
+    @checked(user_id=UserId | None, name=MarkName | None, session_id=SessionId | None, cursor=Text | None, limit=Limit)
     def marks(
         self,
-        user_id: str,
+        user_id: str | None,
         *,
         name: str | None = None,
         session_id: str | None = None,
@@ -716,23 +717,27 @@ class SessionManager:
         Reads the turns of the sessions that have marks. Pass the page's `cursor` to get the next page.
 
         Args:
+            user_id: whose; None: the user "default".
             name: only marks of this name.
             session_id: only marks of this session's messages.
 
         Raises:
             SessionNotFoundError: the user has no session `session_id`.
         """
+        owner = user_id or DEFAULT_USER
         self._start.done()
         marks: Page[MarkedMessage] = self._store.run(
-            lambda store: find_marks(store, user_id, name=name, session_id=session_id, cursor=cursor, limit=limit)
+            lambda store: find_marks(store, owner, name=name, session_id=session_id, cursor=cursor, limit=limit)
         )
         return marks
 
-    @checked(user_id=UserId, session_id=SessionId | None)
-    def count_marks(self, user_id: str, *, session_id: str | None = None) -> Mapping[str, int]:
+    @checked(user_id=UserId | None, session_id=SessionId | None)
+    def count_marks(self, user_id: str | None, *, session_id: str | None = None) -> Mapping[str, int]:
         """Return how many marks of each name a user's messages have, or those of one session; see `marks`."""
         self._start.done()
-        counts: Mapping[str, int] = self._store.run(lambda store: count_marks_of(store, user_id, session_id))
+        counts: Mapping[str, int] = self._store.run(
+            lambda store: count_marks_of(store, user_id or DEFAULT_USER, session_id)
+        )
         return counts
 
     def check_store(self) -> None:

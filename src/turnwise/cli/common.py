@@ -173,22 +173,25 @@ class Command(TyperCommand):
         if not any(param.name == "store" for param in self.params):
             return args
         options, _, _ = self.make_parser(ctx).parse_args(args=list(args))
-        store = options.get("store")
-        has_store = isinstance(store, str) and _SCHEME.match(store) is not None
         if options.get("help"):
             return args
+        store = options.get("store")
+        has_store = isinstance(store, str) and _SCHEME.match(store) is not None
         service = service_url(ctx, options, has_store=has_store)
-        if has_store:
+        default = None if has_store else service or store_variable(ctx)
+        if has_store or (default is None and ctx.resilient_parsing):
             return args
-        if default := service or store_variable(ctx):
-            return [default, *args]
-        if ctx.resilient_parsing:
-            return args
-        if is_service(store) and "server" in options:
-            return ctx.fail("give a store first; a service is given by --server URL")  # type: ignore[no-any-return]
-        if isinstance(store, str) and (Path(store).suffix in _SUFFIXES or Path(store).is_file()):
-            return ctx.fail(f"give the URL of the store: sqlite:///{store} for this file")  # type: ignore[no-any-return]
-        return ctx.fail(f"give a store first, such as sqlite:///turnwise.db, or name it by {STORE}")  # type: ignore[no-any-return]
+        return [default or self._refuse(ctx, store), *args]
+
+    def _refuse(self, ctx: Any, first: object) -> str:
+        """Refuse a command without a store; `first` is its first argument."""
+        if is_service(first) and any(param.name == "server" for param in self.params):
+            reason = "give a store first; a service is given by --server URL"
+        elif isinstance(first, str) and (Path(first).suffix in _SUFFIXES or Path(first).is_file()):
+            reason = f"give the URL of the store: sqlite:///{first} for this file"
+        else:
+            reason = f"give a store first, such as sqlite:///turnwise.db, or name it by {STORE}"
+        return ctx.fail(reason)  # type: ignore[no-any-return]
 
     def invoke(self, ctx: Any) -> Any:
         with _quiet(is_debugged=bool(ctx.find_root().params.get("debug"))):
@@ -229,8 +232,6 @@ def store_variable(ctx: Any) -> str | None:
     if is_service(store):
         ctx.fail(f"{STORE} must name a store, not a service: give a service by --server URL")
     return store
-
-
 
 
 def is_service(store: object) -> bool:

@@ -24,7 +24,7 @@ def search(
     text: Annotated[str, typer.Argument(help='Words that all occur; "words in quotes" follow each other.')],
     *,
     server: Server = None,
-    user: Annotated[str | None, typer.Option("--user", help=f"The user whose sessions are searched{_OMITTED}")] = None,
+    user: Annotated[str | None, typer.Option(help=f"The user whose sessions are searched{_OMITTED}")] = None,
     session: Annotated[str | None, typer.Option(help="Only in this session.")] = None,
     agent: OfAgent = None,
     mark: Annotated[str | None, typer.Option(help="Only messages that have a mark of this name.")] = None,
@@ -65,7 +65,9 @@ def marks(
     store: Store,
     *,
     server: Server = None,
-    user: Annotated[str | None, typer.Option("--user", help=f"The user whose messages have the marks{_OMITTED}")] = None,
+    user: Annotated[
+        str | None, typer.Option("--user", help=f"The user whose messages have the marks{_OMITTED}")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Only marks of this name.")] = None,
     session: Annotated[str | None, typer.Option(help="Only marks of this session's messages.")] = None,
     limit: Limit = 50,

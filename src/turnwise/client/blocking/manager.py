@@ -338,7 +338,7 @@ class RemoteManager:
         return int((self._ask("GET", "count", whose=self._whose(user_id), query=query))["sessions"])
 
     @checked(
-        user_id=UserId,
+        user_id=UserId | None,
         text=Text,
         order=SearchOrder,
         cursor=Text | None,
@@ -354,7 +354,7 @@ class RemoteManager:
     )
     def search(
         self,
-        user_id: str,
+        user_id: str | None,
         text: str,
         *,
         order: SearchOrder = "newest",
@@ -380,6 +380,7 @@ class RemoteManager:
         one. Nothing in `text` is an error of syntax. Pass the page's `cursor` to get the next page.
 
         Args:
+            user_id: whose; None: the user of the token.
             order: `newest`: in the order in which they were stored, the newest first. `rank`: of the newest 200, those
                 first that have the words most often and are short.
             session_id: only in this session.
@@ -400,10 +401,10 @@ class RemoteManager:
         query |= {"cursor": cursor, "limit": most(limit, MOST_HITS)}
         return page_of(self._ask("GET", "search", whose=self._whose(user_id), query=query), hit_of)
 
-    @checked(user_id=UserId, name=MarkName | None, session_id=SessionId | None, cursor=Text | None, limit=Limit)
+    @checked(user_id=UserId | None, name=MarkName | None, session_id=SessionId | None, cursor=Text | None, limit=Limit)
     def marks(
         self,
-        user_id: str,
+        user_id: str | None,
         *,
         name: str | None = None,
         session_id: str | None = None,
@@ -415,6 +416,7 @@ class RemoteManager:
         Reads the turns of the sessions that have marks. Pass the page's `cursor` to get the next page.
 
         Args:
+            user_id: whose; None: the user of the token.
             name: only marks of this name.
             session_id: only marks of this session's messages.
 
@@ -424,8 +426,8 @@ class RemoteManager:
         query = {"name": name, "session_id": session_id, "cursor": cursor, "limit": most(limit)}
         return page_of(self._ask("GET", "marks", whose=self._whose(user_id), query=query), marked_of)
 
-    @checked(user_id=UserId, session_id=SessionId | None)
-    def count_marks(self, user_id: str, *, session_id: str | None = None) -> Mapping[str, int]:
+    @checked(user_id=UserId | None, session_id=SessionId | None)
+    def count_marks(self, user_id: str | None, *, session_id: str | None = None) -> Mapping[str, int]:
         """Return how many marks of each name a user's messages have, or those of one session; see `marks`."""
         query = {"session_id": session_id}
         counts: Mapping[str, int] = (self._ask("GET", "marks", "count", whose=self._whose(user_id), query=query))[

@@ -120,8 +120,8 @@ def test_a_service_in_the_place_of_a_store_is_refused(
         assert "by --server URL" in usage(*words)
     assert "secret" not in usage("ls", "--server", "me:secret@host")
     monkeypatch.setenv("TURNWISE_STORE", "http://service")
-    for words in (("ls",), ("rm", "chat", "--yes"), ("chat", "chat"), ("tail",)):
-        assert "TURNWISE_STORE must name a store" in usage(*words)
+    for command in ("ls", "rm chat --yes", "chat chat", "tail"):
+        assert "TURNWISE_STORE must name a store" in usage(*command.split())
 
 
 def test_a_search_without_a_user_is_of_the_user_of_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,7 @@ def test_a_key_that_no_header_carries_is_refused(tmp_path: Path) -> None:
                 chat.run("hello", idempotency_key=key)
         with pytest.raises(InvalidInputError, match=r"idempotency_key.*printable ASCII"):
             chat.say("hello", key="cl\u00e9")
-        assert chat.runs() == [] and chat.run("hello", idempotency_key="a key").wait()
+        assert chat.runs() == [] and chat.run("hello", idempotency_key="a key").wait().text == "hello"
 
 
 def test_a_request_that_http_does_not_allow_is_sent_once_and_not_shown() -> None:

@@ -17,6 +17,7 @@ from turnwise.actors.client.services.stored_conversations import StoredConversat
 from turnwise.actors.hosting.identity import identity
 from turnwise.actors.hosting.store_object import StoreObject
 from turnwise.errors import ConfigError, StoreError
+from turnwise.replay.overview import Overview
 from turnwise.replay.records import TurnReplay
 from turnwise.replay.replaying import Work
 from turnwise.replay.scale.pace import CANCELLED, LocalPace, Pace, PaceCalls, Permits, Tally
@@ -53,6 +54,7 @@ class Found:
 
     summary: Summary
     turns: tuple[TurnReplay, ...]
+    overview: Overview
     lines: Path
     """The folder of the records."""
     unreadable: tuple[Unreadable, ...]
@@ -130,6 +132,7 @@ def _found(totals: Totals, folder: Path, stopped: str | None) -> Found:
     return Found(
         summary=totals.summary(),
         turns=totals.most_different(folder),
+        overview=totals.overview,
         lines=folder / TURNS,
         unreadable=tuple(totals.unreadable),
         left=totals.left,

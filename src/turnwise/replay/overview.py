@@ -14,7 +14,7 @@ MOST_MODELS = 100
 """How many models are counted by name for each side; further ones count as `other`."""
 
 UNKNOWN_MODEL = ""
-"""In the place of a model that no answer names."""
+"""Of answers that name neither model nor engine."""
 
 SIDES = ("recorded", "answer", "floor")
 
@@ -24,7 +24,8 @@ class Overview:
     """Counts records of turns. Its size does not grow with them."""
 
     models: dict[str, Counter[str]] = field(default_factory=lambda: {side: Counter() for side in SIDES})
-    """How many answers each model has given, for the recorded answers, the new ones, and those of the floor."""
+    """How many answers each model has given, for the recorded answers, the new ones, and those of the floor. If a
+    record names no model, the name of its engine stands for it."""
     first_at: float | None = None
     """When the first of the turns was begun."""
     last_at: float | None = None
@@ -40,7 +41,8 @@ class Overview:
         for side, answer in self._answers(replay):
             usage: Usage = answer.usage
             tokens = usage.input_tokens + usage.output_tokens
-            self._count(side, answer.model or UNKNOWN_MODEL, 1)
+            name = answer.model or (replay.engine if side == "recorded" else None)
+            self._count(side, name or UNKNOWN_MODEL, 1)
             self.cost[side] += usage.cost or 0.0
             self.unpriced[side] += bool(tokens) and not usage.cost
             self.tokens[side] += tokens

@@ -90,6 +90,8 @@ class TurnReplay:
     session_id: str
     user_id: str
     agent: str | None
+    engine: str | None = None
+    """The name of the engine that the recorded run had; None without named engines."""
     turn_index: int
     run_id: str | None
     """The recorded run; None if the turn was imported."""

@@ -124,6 +124,7 @@ class Replaying:
             session_id=session.session_id,
             user_id=session.user_id,
             agent=session.agent,
+            engine=run.engine,
             turn_index=record.index,
             run_id=record.run_id,
             labels=dict(run.labels),

@@ -32,7 +32,7 @@ class Overview:
     cost: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SIDES, 0.0))
     """What all answers of a side have cost, also those that failed or were stopped."""
     unpriced: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIDES, 0))
-    """How many answers of a side have tokens and no cost."""
+    """How many answers of a side have an unknown cost, or tokens and no cost."""
     tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIDES, 0))
 
     def add(self, replay: TurnReplay) -> None:
@@ -44,7 +44,7 @@ class Overview:
             name = answer.model or (replay.engine if side == "recorded" else None)
             self._count(side, name or UNKNOWN_MODEL, 1)
             self.cost[side] += usage.cost or 0.0
-            self.unpriced[side] += bool(tokens) and not usage.cost
+            self.unpriced[side] += "cost" in answer.unknown or (bool(tokens) and not usage.cost)
             self.tokens[side] += tokens
 
     def merge(self, other: Overview) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 from turnwise.memory.conversation.blocks import Block, Text, ToolUse, User
 from turnwise.memory.conversation.usage import Usage
-from turnwise.replay.overview import MOST_MODELS, Overview
 from turnwise.replay.records import EARLIER_CHARS, Answer, TurnReplay, last_messages
+from turnwise.replay.report.overview import MOST_MODELS, Overview
 
 
 def turn(model: str | None, at: float, cost: float, **fields: Any) -> TurnReplay:

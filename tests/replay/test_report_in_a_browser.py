@@ -9,9 +9,9 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from processes.programs import path_to
 from turnwise.memory.conversation.usage import Usage
-from turnwise.replay.overview import Overview
 from turnwise.replay.records import Answer, Call, Message, TurnReplay
-from turnwise.replay.report import write_report
+from turnwise.replay.report.overview import Overview
+from turnwise.replay.report.page import write_report
 from turnwise.replay.statistics import Summing
 
 OLD, NEW = (

@@ -25,12 +25,12 @@ from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.replay.comparing import Comparing, Embedding, Refusal
 from turnwise.replay.conditions import Condition
 from turnwise.replay.grading import Grader
-from turnwise.replay.overview import Overview
 from turnwise.replay.recalling import Recalling
 from turnwise.replay.recorded import recorded_turns
 from turnwise.replay.records import TurnReplay
 from turnwise.replay.replaying import Replaying, Variant, Work
-from turnwise.replay.report import write_report
+from turnwise.replay.report.overview import Overview
+from turnwise.replay.report.page import write_report
 from turnwise.replay.scale.parts import Unreadable
 from turnwise.replay.scale.settings import AtScale
 from turnwise.replay.selecting import Candidates, Chosen, Selection, sessions_of

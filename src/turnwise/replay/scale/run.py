@@ -17,9 +17,9 @@ from turnwise.actors.client.services.stored_conversations import StoredConversat
 from turnwise.actors.hosting.identity import identity
 from turnwise.actors.hosting.store_object import StoreObject
 from turnwise.errors import ConfigError, StoreError
-from turnwise.replay.overview import Overview
 from turnwise.replay.records import TurnReplay
 from turnwise.replay.replaying import Work
+from turnwise.replay.report.overview import Overview
 from turnwise.replay.scale.pace import CANCELLED, LocalPace, Pace, PaceCalls, Permits, Tally
 from turnwise.replay.scale.parts import (
     TURNS,

@@ -11,8 +11,8 @@ from typing import Any
 import pydantic_core
 
 from turnwise.memory.conversation.sessions import SessionKey
-from turnwise.replay.overview import Overview
 from turnwise.replay.records import TurnReplay
+from turnwise.replay.report.overview import Overview
 from turnwise.replay.scale.parts import SUMS, TURNS, Part, Unreadable, read_record, write_whole
 from turnwise.replay.statistics import Summary, Summing, difference
 from turnwise.replay.writing import json_of

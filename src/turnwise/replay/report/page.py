@@ -10,8 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from turnwise.replay.overview import Overview
 from turnwise.replay.records import TurnReplay
+from turnwise.replay.report.overview import Overview
 from turnwise.replay.statistics import LONG_BLOCKS, Group, Summary, difference
 from turnwise.replay.writing import row_of
 
@@ -71,7 +71,7 @@ def report_html(
     }
     text = json.dumps(data, ensure_ascii=False, default=str).replace("<", "\\u003c")
     text = text.replace("\N{LINE SEPARATOR}", "\\u2028").replace("\N{PARAGRAPH SEPARATOR}", "\\u2029")
-    template = resources.files("turnwise.replay").joinpath("report.html").read_text(encoding="utf-8")
+    template = resources.files("turnwise.replay.report").joinpath("report.html").read_text(encoding="utf-8")
     return template.replace(_PLACE, text)
 
 

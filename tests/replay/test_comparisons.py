@@ -209,7 +209,14 @@ def test_groups_are_by_label_agent_and_length() -> None:
     summing.add(turn(answer("a"), answer("a"), agent="help", window_blocks=12, session="two"))
     summary = summing.summary()
     found = {group.name: group.metrics["different"].replayed for group in summary.groups}
-    assert found == {"agent=help": 0.0, "agent=sales": 1.0, "channel=mail": 1.0, "length>=0": 1.0, "length>=10": 0.0}
+    assert found == {
+        "(none)": 0.0,
+        "agent=help": 0.0,
+        "agent=sales": 1.0,
+        "channel=mail": 1.0,
+        "length>=0": 1.0,
+        "length>=10": 0.0,
+    }
     assert summary.all.metrics["different"].replayed == 0.5
 
 

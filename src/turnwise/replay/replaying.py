@@ -20,7 +20,7 @@ from turnwise.actors.session.engines.run_resources import RunResources
 from turnwise.actors.session.engines.session_engines import close_runner
 from turnwise.errors import EngineError, TurnwiseError
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.spans import Spans, join, size
+from turnwise.memory.conversation.spans import Spans, cut, join, size
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.files.access import FileAccess
@@ -30,7 +30,7 @@ from turnwise.replay.comparing import Comparing, is_refusal
 from turnwise.replay.context import Answered, Conversation, answer_turn, resources_of
 from turnwise.replay.recalling import Recalling
 from turnwise.replay.recorded import RecordedTurn
-from turnwise.replay.records import Answer, AnswerStatus, TurnReplay, answer_of, prompt_text
+from turnwise.replay.records import Answer, AnswerStatus, Message, TurnReplay, answer_of, last_messages, prompt_text
 from turnwise.replay.shadowed import ShadowRecords
 from turnwise.replay.tools import RecordedTools, TurnTools
 from turnwise.replay.windows import Windows
@@ -124,6 +124,7 @@ class Replaying:
             session_id=session.session_id,
             user_id=session.user_id,
             agent=session.agent,
+            engine=run.engine,
             turn_index=record.index,
             run_id=record.run_id,
             labels=dict(run.labels),
@@ -131,6 +132,7 @@ class Replaying:
             position=recorded.position,
             window_blocks=size(record.input) - size(record.prompt),
             prompt=prompt_text(recorded.turn.asked),
+            earlier=_earlier(recorded),
             inexact=recorded.inexact,
             recorded=was,
             answer=answer,
@@ -139,6 +141,15 @@ class Replaying:
             floor_change=None if floor is None else await comparing.change(was, floor, is_json=output_type),
         )
         return await comparing.graded(replay)
+
+
+_EARLIER_BLOCKS = 8
+"""Among how many blocks before a prompt the last messages are looked for."""
+
+
+def _earlier(recorded: RecordedTurn) -> tuple[Message, ...]:
+    before = recorded.before
+    return last_messages(recorded.turn.cache.read(cut(before, max(0, size(before) - _EARLIER_BLOCKS))[1]))
 
 
 _Built = tuple[RunResources, InferenceRunner | TurnwiseError]

@@ -29,7 +29,8 @@ from turnwise.replay.recalling import Recalling
 from turnwise.replay.recorded import recorded_turns
 from turnwise.replay.records import TurnReplay
 from turnwise.replay.replaying import Replaying, Variant, Work
-from turnwise.replay.report import write_report
+from turnwise.replay.report.overview import Overview
+from turnwise.replay.report.page import write_report
 from turnwise.replay.scale.parts import Unreadable
 from turnwise.replay.scale.settings import AtScale
 from turnwise.replay.selecting import Candidates, Chosen, Selection, sessions_of
@@ -306,6 +307,7 @@ class _Results:
         self._job = job
         self._lines = lines
         self._summing = Summing([grader.name for grader in job.work.comparing.graders], seed=job.seed)
+        self.overview = Overview()
         self._most: list[tuple[tuple[float, float], int, TurnReplay]] = []
         self._numbers = itertools.count()
         self.count = 0
@@ -316,6 +318,7 @@ class _Results:
             self._lines.add(replays)
         for turn in replays:
             self._summing.add(turn)
+            self.overview.add(turn)
             entry = difference(turn), -next(self._numbers), turn
             if len(self._most) < self._job.keep:
                 heapq.heappush(self._most, entry)
@@ -353,7 +356,13 @@ async def _replay(stored: StoredConversations, job: _Job) -> Replay:
     files = {"report": job.out / "report.html", **files}
     shown_turns = found.turns[:MOST_SHOWN]
     await asyncio.to_thread(
-        write_report, files["report"], found.summary, shown_turns, failed=found.failed, settings=found.settings
+        write_report,
+        files["report"],
+        found.summary,
+        shown_turns,
+        failed=found.failed,
+        settings=found.settings,
+        overview=results.overview,
     )
     return replace(found, files=files)
 
@@ -377,7 +386,15 @@ async def _replay_at_scale(stored: StoredConversations, job: _Job, scale: AtScal
     settings = settings_of(job.work, job.select, seed=job.seed)
     await asyncio.to_thread(files["settings"].write_text, json.dumps(settings, indent=2), "utf-8")
     shown_turns = found.turns[:MOST_SHOWN]
-    await asyncio.to_thread(write_report, files["report"], found.summary, shown_turns, failed=failed, settings=settings)
+    await asyncio.to_thread(
+        write_report,
+        files["report"],
+        found.summary,
+        shown_turns,
+        failed=failed,
+        settings=settings,
+        overview=found.overview,
+    )
     return Replay(
         summary=found.summary,
         turns=found.turns,

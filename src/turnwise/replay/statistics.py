@@ -24,6 +24,9 @@ MOST_DRAWN = 2000
 MOST_GROUPS = 50
 """How many groups a summary has at most; further values of a label count as `other`."""
 
+UNLABELLED = "(none)"
+"""The group of the turns that have no label."""
+
 LONG_BLOCKS = (0, 10, 40)
 """The bounds of groups by length, in blocks that the request had before the prompt."""
 
@@ -220,7 +223,7 @@ class Summing:
 
     def _group_names(self, replay: TurnReplay) -> list[str]:
         names = [f"agent={replay.agent}"] if replay.agent else []
-        names += [f"{label}={value}" for label, value in replay.labels.items()]
+        names += [f"{label}={value}" for label, value in replay.labels.items()] or [UNLABELLED]
         bound = max(bound for bound in LONG_BLOCKS if replay.window_blocks >= bound)
         names.append(f"length>={bound}")
         return list(dict.fromkeys(map(self._known, names)))

@@ -11,7 +11,6 @@ from typing import Any
 from turnwise.actors.inference.attempt import Attempt, Ending, leave_behind
 from turnwise.actors.inference.engine import InferenceRunner, NewEvent, SessionView, ToolStandIn
 from turnwise.actors.session.config import SessionConfig
-from turnwise.actors.session.engines.budget import price_at, priced
 from turnwise.actors.session.engines.run_resources import RunResources
 from turnwise.actors.session.runs.stored_input import with_input
 from turnwise.actors.session.state.active_run import ActiveRun
@@ -33,6 +32,7 @@ from turnwise.memory.files.access import FileAccess
 from turnwise.memory.files.attachments import names_file, with_bytes
 from turnwise.memory.tokens.counter import RoughCounter
 from turnwise.memory.values.records import replace
+from turnwise.replay.pricing import with_cost
 from turnwise.replay.tools import TurnTools
 
 _NEVER_S = 3600.0
@@ -94,6 +94,8 @@ class Answered:
     usage: Usage
     first_token_s: float | None
     model: str
+    is_unpriced: bool
+    """Whether a model that was asked has no price, so that the cost is unknown."""
 
 
 class _Callbacks:
@@ -115,6 +117,7 @@ class _Callbacks:
         self._recalled = recalled
         self._resources = resources
         self._files = files
+        self.is_unpriced = False
         self._now = time.time()
 
     def files_of(self, run: ActiveRun) -> None:
@@ -132,7 +135,9 @@ class _Callbacks:
 
     def price(self, run: ActiveRun, usage: Usage, model: str | None) -> Usage:
         """Return the usage with its cost, by today's prices."""
-        return priced(usage, price_at(self._resources.config.prices, model or "", self._now))
+        usage, is_unpriced = with_cost(usage, self._resources.config.prices, model, self._now)
+        self.is_unpriced = self.is_unpriced or is_unpriced
+        return usage
 
     def count_call(self, run: ActiveRun, turn: TurnRecord, answer: Sequence[Block]) -> tuple[int, int]:
         """Return the tokens of a request and of its answer, as turnwise counts those that nobody has reported."""
@@ -242,7 +247,8 @@ async def answer_turn(
     ended, new, _ = run.with_output(output, conversation.session)
     conversation.add(new)
     first = None if callbacks.first_token_at is None else callbacks.first_token_at - began
-    answered = Answered(ended, output, ending, attempt.stop_reason, run.spent, first, run.model)
+    stop_reason, is_unpriced = attempt.stop_reason, callbacks.is_unpriced
+    answered = Answered(ended, output, ending, stop_reason, run.spent, first, run.model, is_unpriced)
     run.attempt = None  # break the reference cycle, so that both objects are freed at once
     return answered
 

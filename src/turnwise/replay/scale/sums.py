@@ -38,7 +38,7 @@ class Receipt:
     unreadable: list[Unreadable] = field(default_factory=list)
 
 
-_FORMAT = 1
+_FORMAT = 2
 """The form of a receipt's file. Increase it with every change to what it has, or to what is measured."""
 
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from tests.replay.test_comparisons import answer, turn
+from typer import testing
 
 from turnwise import EchoEngine, InProcess, OpenAIEngine, Price, SessionConfig, SessionManager
+from turnwise.cli import app
 from turnwise.errors import InvalidInputError
-from turnwise.replay import Answer, Condition, FunctionGrader, TurnReplay, replay
+from turnwise.replay import Answer, Condition, FunctionGrader, Selection, TurnReplay, replay
 from turnwise.replay.comparing import Comparing
 from turnwise.replay.conditions import Verdict, notes
 from turnwise.replay.statistics import Summing
@@ -192,3 +194,46 @@ def test_ratios_to_a_recorded_nothing() -> None:
     free = answer("Yes.", cost=0.0)
     assert verdict("cost > 1.1x", [(free, free)]) == Verdict()
     assert verdict("cost > +10%", [(free, PAID)]).met
+
+
+def test_turns_are_selected_and_grouped_by_the_recorded_engine(tmp_path: Path) -> None:
+    engines = {"now": EchoEngine(), "new": EchoEngine()}
+    url = f"sqlite:///{tmp_path}/chats.db"
+    with SessionManager(url, engine=engines, placement=InProcess()) as manager:
+        for name in engines:
+            manager.open(name, engine=name).run("Hello.").wait()
+        found = replay(manager, engine=EchoEngine())
+        assert {group.name for group in found.summary.groups} == {"engine=new", "engine=now"}
+        one = replay(manager, engine=EchoEngine(), select=Selection(engine="new"))
+        assert [turn.session_id for turn in one.turns] == ["new"]
+    runs = testing.CliRunner().invoke(app, ["runs", url]).stdout.splitlines()
+    assert runs[0].split("\t")[5] == "engine"
+    assert [line.split("\t")[5] for line in runs[1:]] == ["new", "now"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--session", "one"], 1, "--user ann"),
+        (["--engine", "candidate"], 1, "write module:object"),
+        (["--fail-if", "cost > 1.1x"], 4, "not decided: cost > 1.1x: unknown, since new answers have no price"),
+        (["--fail-if", "output_tokens > 0.5x"], 3, "failed: output_tokens > 0.5x: it is 1x, of 1 turn"),
+        (["--fail-if", "output_tokens > 2x"], 0, "no intervals"),
+        (["--fail-if", "output_tokens > 2x", "--of-engine", "none"], 4, "Nothing was compared"),
+    ],
+)
+def test_the_command_says_why_it_does_not_pass(
+    words: list[str], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "echoes.py").write_text("from turnwise import EchoEngine\necho = EchoEngine()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    url = f"sqlite:///{tmp_path}/chats.db"
+    with SessionManager(url, engine=EchoEngine(), placement=InProcess()) as manager:
+        manager.open("one", user_id="ann").run("Hello.").wait()
+    engine = [] if "--engine" in words else ["--engine", "echoes:echo"]
+    done = testing.CliRunner().invoke(app, ["replay", url, *engine, *words])
+    assert (done.exit_code, message in done.stderr) == (code, True), done.stderr
+    if code == 0:
+        assert "1 turn of 1 conversation" in done.stdout
+        cost = next(line for line in done.stdout.splitlines() if line.startswith("cost"))
+        assert "unknown" in cost

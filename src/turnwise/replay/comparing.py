@@ -145,7 +145,7 @@ async def _grade(name: str, grader: Grader, replay: TurnReplay, answer: Answer, 
     try:
         return await grader.grade(replay, answer)
     except Exception as error:  # noqa: BLE001 - a grader of the caller's may raise anything
-        errors.setdefault(name, f"{type(error).__name__}: {error}"[:_BEGINNING])
+        errors.setdefault(name, f"{type(error).__name__}: {error}".removesuffix(": ")[:_BEGINNING])
         return None
 
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from turnwise.cli.common import AsJson, History, OfAgent, OfUser, Store, imported, reading, run
+from turnwise.cli.common import AsJson, History, OfAgent, OfUser, Store, find_session, imported, reading, run
 from turnwise.cli.output import Cell, Column, note, print_json, print_table, progress, write
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
+    from turnwise.actors.client.manager import AsyncSessionManager
     from turnwise.replay.run import Replay
     from turnwise.replay.selecting import Selection
     from turnwise.replay.statistics import Interval, MetricSummary, Summary
@@ -69,6 +70,9 @@ def replay(
     ] = None,
     user: OfUser = None,
     agent: OfAgent = None,
+    of_engine: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only turns whose runs had the engine of this name.")
+    ] = None,
     label: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Only turns whose runs had this label.")
     ] = None,
@@ -153,6 +157,7 @@ def replay(
     select = Selection(
         user_id=user,
         agent=agent,
+        engine=of_engine,
         sessions=tuple(session or ()),
         labels=_labels(label or ()),
         since=_start_of(since, "--since"),
@@ -220,6 +225,7 @@ async def _replay(store: str, history: str | None, options: Mapping[str, Any]) -
     from turnwise.replay.run import replay as replay_turns
 
     async with reading(store, history) as manager:
+        await _find_sessions(manager, options["select"])
         with progress("replay", options["select"].sample) as show:
             if "at_scale" not in options:
                 return await replay_turns(manager, progress=show, **options)
@@ -247,7 +253,14 @@ async def _check(store: str, history: str | None, select: Selection) -> Mapping[
     from turnwise.replay.run import check_requests
 
     async with reading(store, history) as manager:
+        await _find_sessions(manager, select)
         return await check_requests(manager, select=select)
+
+
+async def _find_sessions(manager: AsyncSessionManager, select: Selection) -> None:
+    """Raise an error that names the user or the nearest id of a session that does not exist."""
+    for session_id in select.sessions:
+        await find_session(manager, session_id, select.user_id)
 
 
 def _tools(otherwise: str) -> Any:

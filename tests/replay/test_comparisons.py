@@ -7,39 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnwise import EchoEngine, OpenAIEngine, Usage
+from replays import answer, turn
+from turnwise import EchoEngine, OpenAIEngine
 from turnwise.errors import ConfigError, InvalidInputError
 from turnwise.memory.values.records import replace
 from turnwise.replay import Answer, Call, Condition, FunctionGrader, ModelGrader, TurnReplay
 from turnwise.replay.comparing import Comparing, different_fields, is_refusal, normalised
 from turnwise.replay.statistics import DRAWS, Summing, difference
 from turnwise.testing import LocalProvider
-
-
-def answer(text: str = "", *, cost: float = 0.0, **fields: Any) -> Answer:
-    return Answer(text=text, usage=Usage(cost=cost), **{"status": "completed", **fields})
-
-
-def turn(was: Answer, now: Answer, *, session: str = "chat", floor: Answer | None = None, **fields: Any) -> TurnReplay:
-    comparing = Comparing()
-    values: dict[str, Any] = {
-        "session_id": session,
-        "user_id": "ann",
-        "agent": None,
-        "turn_index": 0,
-        "run_id": "run",
-        "labels": {},
-        "created_at": 0.0,
-        "position": 0,
-        "window_blocks": 0,
-        "prompt": "Why?",
-        "recorded": was,
-        "answer": now,
-        "change": asyncio.run(comparing.change(was, now)),
-        "floor": floor,
-        "floor_change": floor and asyncio.run(comparing.change(was, floor)),
-    }
-    return TurnReplay(**{**values, **fields})
 
 
 def change(was: Answer, now: Answer, **options: Any) -> dict[str, Any]:

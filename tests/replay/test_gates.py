@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.replay.test_comparisons import answer, turn
 from typer import testing
 
+from replays import answer, turn
 from turnwise import EchoEngine, InProcess, OpenAIEngine, Price, SessionConfig, SessionManager
 from turnwise.cli import app
 from turnwise.errors import InvalidInputError

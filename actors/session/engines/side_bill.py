@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 
 from turnwise.actors.session.engines.spending import Spending
 from turnwise.actors.session.state.transactor import Transactor
@@ -35,11 +36,7 @@ class SideBill:
 
     def of(self, kind: SpentOn) -> AbstractContextManager[None]:
         """Return a context in which the model calls of memories are charged, under this kind."""
-
-        def bill(usage: Usage, model: str | None) -> None:
-            self.charge(kind, usage, model)
-
-        return billed_to(bill)
+        return billed_to(partial(self.charge, kind))
 
     async def store(self) -> None:
         """Store what was charged and no commit has stored yet."""

@@ -27,8 +27,7 @@ from turnwise.memory.files.access import FileAccess
 from turnwise.memory.values.frozen_json import FrozenDict
 from turnwise.memory.values.records import replace
 from turnwise.replay.comparing import Comparing, is_refusal
-from turnwise.replay.context import Answered, Conversation, answer_turn, resources_of
-from turnwise.replay.pricing import priced_answer
+from turnwise.replay.context import Answered, Conversation, answer_turn, priced_answer, resources_of
 from turnwise.replay.recalling import Recalling
 from turnwise.replay.recorded import RecordedTurn
 from turnwise.replay.records import Answer, AnswerStatus, TurnReplay, answer_of, prompt_text

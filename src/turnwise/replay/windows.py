@@ -19,8 +19,7 @@ from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.longterm.turn_items import TurnBlocks
 from turnwise.memory.values.records import replace
-from turnwise.replay.context import Conversation
-from turnwise.replay.pricing import with_cost
+from turnwise.replay.context import Conversation, with_cost
 from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.strategy import OverflowStrategy, acts, decide
 

@@ -63,7 +63,17 @@ class Answer:
     similarity: float | None = None
     """How similar its text is to the recorded one, if the text itself was not kept: see `ShadowRecords`."""
     unknown: tuple[str, ...] = ()
-    """The measures that nobody knows of it: see `ShadowRecords`."""
+    """The measures that nobody knows of it: `cost` without a price, and what `ShadowRecords` do not have."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it was answered to the end: only then its cost, tokens and seconds can be compared."""
+        return self.status == "completed"
+
+    @property
+    def came(self) -> bool:
+        """Whether there is an answer, or a refusal: nobody knows what a stopped or failed one would have been."""
+        return self.status != "stopped" and not self.is_error
 
     @property
     def is_cut(self) -> bool:
@@ -120,6 +130,8 @@ class TurnReplay:
     """What graders gave the new answer, by the name of the grader."""
     floor_grades: Mapping[str, float] = field(default_factory=dict)
     """What graders gave the answer of the recorded engine."""
+    grader_errors: Mapping[str, str] = field(default_factory=dict)
+    """Why graders failed, and `refusal=`, by the name of the grader."""
 
     @property
     def conversation(self) -> tuple[str, str]:

@@ -60,7 +60,7 @@ def test_the_trials_pods_serve_run_a_job_and_leave(
                 worker.probe("readinessProbe")
             assert chat(head.ports["serve"]) == "By night."
             assert not nodes_with_sessions(head) & nodes_of_head(head)
-            pods.manifests += render(DEPLOY / "cluster")
+            pods.manifests += render(DEPLOY / "job")
             (container,) = find(pods.manifests, "Job", "turnwise-job")["spec"]["template"]["spec"]["containers"]
             printed = pods.run(container)
             assert "rivers Why do rivers meander?" in printed and "dunes Why do dunes sing?" in printed

@@ -174,7 +174,7 @@ def test_every_container_says_what_it_needs_and_long_ones_how_they_are(manifests
 
 
 def test_selectors_and_probes_meet_something(manifests: list[Manifest]) -> None:
-    """Labels and ports by which services, budgets and policies find pods; those that KubeRay and cert-manager set are known."""
+    """Labels and ports by which services, budgets and policies find pods; those that others set are known."""
     by_others = {"ray.io/is-ray-node", "ray.io/node-type", "ray.io/cluster", "acme.cert-manager.io/http01-solver"}
     labels = [set(one["metadata"].get("labels", {}).items()) for one in templates_of(manifests)]
     for manifest in manifests:

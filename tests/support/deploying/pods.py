@@ -33,6 +33,7 @@ class ExitedError(AssertionError):
 class Node:
     """A process that stands for a pod of Ray."""
 
+    name: str
     container: Mapping[str, Any]
     ports: Mapping[str, int]
     env: Mapping[str, str]
@@ -111,7 +112,8 @@ class Pods:
         words += [f"--{name}={value}" for name, value in options.items()]
         here = {f"={PORTS[name]}": f"={port}" for name, port in ports.items()}
         words = [_replaced(word, here if re.search(r"-port=\d+$", word) else self.addresses) for word in words]
-        words.append("--node-ip-address=127.0.0.1")
+        name = f"{container['name']}-{len(self._running)}"
+        words += ["--node-ip-address=127.0.0.1", f"--node-name={name}"]
         if is_head:
             words += [
                 f"--port={ports['gcs']}",
@@ -122,8 +124,8 @@ class Pods:
         env = self.env_of(container) | self._by_kuberay(cluster)
         if is_head:
             words.append(f"--redis-password={env['REDIS_PASSWORD']}")
-        log = self.folder / f"{container['name']}-{len(self._running)}.log"
-        return Node(container, ports, env, self._start(words, env, log), log)
+        log = self.folder / f"{name}.log"
+        return Node(name, container, ports, env, self._start(words, env, log), log)
 
     def run(self, container: Mapping[str, Any], env: Mapping[str, str] | None = None) -> str:
         """Run a container that ends by itself, or a hook in one that runs; return what it printed."""

@@ -51,6 +51,8 @@ def test_the_trials_pods_serve_run_a_job_and_leave(
             (container,) = find(trial, "Job", "turnwise-migrate")["spec"]["template"]["spec"]["containers"]
             pods.run(container)
             cluster = service["rayClusterConfig"]
+            # One CPU for the replica suffices: Ray starts a process for each of them on each node, and for each driver.
+            cluster["workerGroupSpecs"][0]["rayStartParams"]["num-cpus"] = "1"
             head = start_head(pods, cluster)
             workers = [start_worker(pods, cluster, head) for _ in range(2)]
             for node in (head, *workers):

@@ -118,12 +118,13 @@ def deploy(pods: Pods, service: dict[str, Any], head: Node) -> None:
     answer = httpx.put(url, json=config, headers=headers, timeout=60)
     assert answer.status_code == 200, answer.text
     app: dict[str, Any] = {}
-    for _ in range(600):
-        app = httpx.get(url, headers=headers, timeout=60).json()["applications"].get("turnwise", {})
-        assert app.get("status") not in ("DEPLOY_FAILED", "UNHEALTHY"), app
-        if app.get("status") == "RUNNING":
-            return
-        time.sleep(0.2)
+    with httpx.Client(headers=headers, timeout=60) as client:
+        for _ in range(120):
+            app = client.get(url).json()["applications"].get("turnwise", {})
+            assert app.get("status") not in ("DEPLOY_FAILED", "UNHEALTHY"), app
+            if app.get("status") == "RUNNING":
+                return
+            time.sleep(1)
     raise AssertionError(app)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,15 @@ import yaml  # type: ignore[import-untyped]
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from referencing import Registry, Resource
 
-from deploying.kustomize import DEPLOY, OVERLAYS, Manifest, containers_of, documents, find, render
+from deploying.kustomize import ADDITIONS, DEPLOY, OVERLAYS, Manifest, containers_of, documents, find, render
 
 SCHEMAS = Path(__file__).with_name("schemas")
 KUBECTL = Path("/usr/bin/kubectl")
-OWN = {"ray.io/v1": "kuberay.yaml", "monitoring.coreos.com/v1": "monitoring.yaml"}
+OWN = {
+    "ray.io/v1": "kuberay.yaml",
+    "monitoring.coreos.com/v1": "monitoring.yaml",
+    "gateway.networking.k8s.io/v1": "gateway.yaml",
+}
 """The schemas of resources that are not Kubernetes's own, by their versions."""
 
 MADE_ELSEWHERE = {"turnwise-serve-svc", "turnwise-head-svc"}
@@ -35,9 +40,12 @@ def registry() -> Registry[Any]:
     return Registry().with_resources((name, Resource.from_contents({**draft, **one})) for name, one in schemas.items())
 
 
-@pytest.fixture(scope="module", params=OVERLAYS)
+@pytest.fixture(scope="module", params=[*OVERLAYS, "additions"])
 def manifests(request: pytest.FixtureRequest) -> list[Manifest]:
-    return render(DEPLOY / request.param)
+    if request.param != "additions":
+        return render(DEPLOY / request.param)
+    folders = ("overlays/trial", *ADDITIONS)
+    return [manifest for folder in folders for manifest in render(DEPLOY / folder)]
 
 
 def pod_specs(part: Any) -> Iterator[dict[str, Any]]:
@@ -88,7 +96,7 @@ def test_a_slip_in_the_service_is_found(path: tuple[Any, ...], value: Any, regis
 
 
 @pytest.mark.skipif(not KUBECTL.exists(), reason="there is no kubectl")
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", [*OVERLAYS, *ADDITIONS])
 def test_kubectl_makes_the_same_of_an_overlay(overlay: str) -> None:
     made = subprocess.run([KUBECTL, "kustomize", DEPLOY / overlay], capture_output=True, text=True, check=True).stdout
 
@@ -146,7 +154,7 @@ def test_every_pod_is_admitted_by_the_restricted_policy(manifests: list[Manifest
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         is_head = spec["containers"][0]["name"] == "ray-head"
         assert is_head or (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("turnwise", False)
-        for container in spec["containers"]:
+        for container in containers_of(spec):
             context = container["securityContext"]
             assert context["allowPrivilegeEscalation"] is False and context["capabilities"] == {"drop": ["ALL"]}
             assert context["readOnlyRootFilesystem"]
@@ -155,7 +163,9 @@ def test_every_pod_is_admitted_by_the_restricted_policy(manifests: list[Manifest
 def test_every_container_says_what_it_needs_and_long_ones_how_they_are(manifests: list[Manifest]) -> None:
     for container in containers_of(manifests):
         resources = container["resources"]
-        assert resources["requests"].keys() == {"cpu", "memory"} and resources["limits"].keys() == {"memory"}
+        assert resources["requests"].keys() == {"cpu", "memory", "ephemeral-storage"} and resources[
+            "limits"
+        ].keys() == {"memory"}
         assert not container["image"].endswith(":latest") and ":" in container["image"]
     for manifest in manifests:
         if manifest["kind"] in ("RayService", "RayCluster", "StatefulSet"):
@@ -164,14 +174,14 @@ def test_every_container_says_what_it_needs_and_long_ones_how_they_are(manifests
 
 
 def test_selectors_and_probes_meet_something(manifests: list[Manifest]) -> None:
-    """Labels and ports by which services, budgets and policies find pods; those that KubeRay sets are known."""
-    by_kuberay = {"ray.io/is-ray-node", "ray.io/node-type", "ray.io/cluster"}
+    """Labels and ports by which services, budgets and policies find pods; those that others set are known."""
+    by_others = {"ray.io/is-ray-node", "ray.io/node-type", "ray.io/cluster", "acme.cert-manager.io/http01-solver"}
     labels = [set(one["metadata"].get("labels", {}).items()) for one in templates_of(manifests)]
     for manifest in manifests:
         if manifest["kind"] in ("Service", "PodDisruptionBudget", "NetworkPolicy", "StatefulSet"):
             selector = manifest["spec"].get("selector", manifest["spec"].get("podSelector", {}))
             wanted = selector.get("matchLabels", {} if manifest["kind"] == "NetworkPolicy" else selector)
-            if not wanted.keys() & by_kuberay:
+            if not wanted.keys() & by_others:
                 assert any(set(wanted.items()) <= one for one in labels), manifest["metadata"]["name"]
     for container in containers_of(manifests):
         ports = {port["name"]: port["containerPort"] for port in container.get("ports", ())}
@@ -203,3 +213,37 @@ def test_ray_is_that_of_the_lock() -> None:
     (service,) = documents(DEPLOY / "service/service.yaml")
     lock = (DEPLOY.parent / "requirements.lock").read_text(encoding="utf-8")
     assert f"ray=={service['spec']['rayClusterConfig']['rayVersion']}\n" in lock
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_kuberays_services_select_the_head_and_budgets_let_drains_go_on(overlay: str) -> None:
+    manifests = render(DEPLOY / overlay)
+    rays = [one["spec"] for one in manifests if one["kind"] in ("RayService", "RayCluster")]
+    (cluster,) = (spec.get("rayClusterConfig", spec) for spec in rays)
+    labels = cluster["headGroupSpec"]["template"]["metadata"]["labels"]
+    assert labels.get("app.kubernetes.io/name", "kuberay") == "kuberay", "a RayService's head service selects by it"
+    budget = find(manifests, "PodDisruptionBudget", "turnwise-workers")["spec"]
+    ready = cluster["workerGroupSpecs"][0]["minReplicas"]
+    if "serveConfigV2" in rays[0]:
+        (app,) = yaml.safe_load(rays[0]["serveConfigV2"])["applications"]
+        ready = min(ready, app["deployments"][0]["autoscaling_config"]["min_replicas"])
+    assert budget["minAvailable"] < ready and budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
+def test_only_the_number_of_hosts_differs_in_production() -> None:
+    texts = [find(render(DEPLOY / overlay), "ConfigMap")["data"]["serve.toml"] for overlay in OVERLAYS[:2]]
+    trial, production = (tomllib.loads(text) for text in texts)
+    assert production.pop("packed")["hosts"] > trial.pop("packed")["hosts"]
+    assert production == trial
+
+
+def test_the_route_of_the_gateway_is_that_of_the_ingress(registry: Registry[Any]) -> None:
+    (route,) = documents(DEPLOY / "overlays/production/httproute.yaml")
+    (ingress,) = documents(DEPLOY / "overlays/production/ingress.yaml")
+    assert not problems_of(route, registry)
+    (rule,) = ingress["spec"]["rules"]
+    (path,) = rule["http"]["paths"]
+    (backend,) = route["spec"]["rules"][0]["backendRefs"]
+    assert route["spec"]["hostnames"] == [rule["host"]]
+    service = path["backend"]["service"]
+    assert backend == {"name": service["name"], "port": service["port"]["number"]}

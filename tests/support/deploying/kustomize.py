@@ -13,12 +13,15 @@ import yaml  # type: ignore[import-untyped]
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 
-OVERLAYS = ("overlays/trial", "overlays/production", "cluster")
-"""What is applied to a cluster."""
+OVERLAYS = ("overlays/trial", "overlays/production", "overlays/cluster")
+"""What is applied to an empty cluster."""
+
+ADDITIONS = ("job", "restore")
+"""What is applied beside the trial."""
 
 Manifest = dict[str, Any]
 
-_KNOWN = {"apiVersion", "kind", "resources", "components", "namespace", "images", "patches"}
+_KNOWN = {"apiVersion", "kind", "resources", "components", "namespace", "images", "patches", "configMapGenerator"}
 
 
 def render(folder: Path) -> list[Manifest]:
@@ -29,6 +32,10 @@ def render(folder: Path) -> list[Manifest]:
     for name in [*settings.get("resources", ()), *settings.get("components", ())]:
         path = (folder / name).resolve()
         manifests += render(path) if path.is_dir() else documents(path)
+    for generator in settings.get("configMapGenerator", ()):
+        assert generator["behavior"] == "replace" and generator["options"]["disableNameSuffixHash"], folder
+        files = {name: (folder / name).read_text(encoding="utf-8") for name in generator["files"]}
+        find(manifests, "ConfigMap", generator["name"])["data"] = files
     for patch in settings.get("patches", ()):
         _patch(manifests, **patch)
     for manifest in manifests:

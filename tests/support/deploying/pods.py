@@ -33,6 +33,7 @@ class ExitedError(AssertionError):
 class Node:
     """A process that stands for a pod of Ray."""
 
+    name: str
     container: Mapping[str, Any]
     ports: Mapping[str, int]
     env: Mapping[str, str]
@@ -48,16 +49,17 @@ class Node:
         numbers = {port: self.ports[name] for name, port in PORTS.items() if name in self.ports}
         url = f"http://127.0.0.1:{numbers[probe['httpGet']['port']]}{probe['httpGet']['path']}"
         status: object = None
-        for _ in range(probe.get("failureThreshold", 3) * probe.get("periodSeconds", 10) * 4):
-            if self.process.poll() is not None:
-                raise ExitedError(self._tail())
-            try:
-                status = httpx.get(url, timeout=probe.get("timeoutSeconds", 1)).status_code
-            except httpx.HTTPError as error:
-                status = error
-            if status == httpx.codes.OK:
-                return
-            time.sleep(0.25)
+        with httpx.Client(timeout=probe.get("timeoutSeconds", 1)) as client:  # each client reads all certificates
+            for _ in range(probe.get("failureThreshold", 3) * probe.get("periodSeconds", 10) * 2):
+                if self.process.poll() is not None:
+                    raise ExitedError(self._tail())
+                try:
+                    status = client.get(url).status_code
+                except httpx.HTTPError as error:
+                    status = error
+                if status == httpx.codes.OK:
+                    return
+                time.sleep(0.5)
         raise AssertionError(f"{name} {url}: {status}\n{self._tail()}")
 
 
@@ -111,7 +113,8 @@ class Pods:
         words += [f"--{name}={value}" for name, value in options.items()]
         here = {f"={PORTS[name]}": f"={port}" for name, port in ports.items()}
         words = [_replaced(word, here if re.search(r"-port=\d+$", word) else self.addresses) for word in words]
-        words.append("--node-ip-address=127.0.0.1")
+        name = f"{container['name']}-{len(self._running)}"
+        words += ["--node-ip-address=127.0.0.1", f"--node-name={name}"]
         if is_head:
             words += [
                 f"--port={ports['gcs']}",
@@ -122,8 +125,8 @@ class Pods:
         env = self.env_of(container) | self._by_kuberay(cluster)
         if is_head:
             words.append(f"--redis-password={env['REDIS_PASSWORD']}")
-        log = self.folder / f"{container['name']}-{len(self._running)}.log"
-        return Node(container, ports, env, self._start(words, env, log), log)
+        log = self.folder / f"{name}.log"
+        return Node(name, container, ports, env, self._start(words, env, log), log)
 
     def run(self, container: Mapping[str, Any], env: Mapping[str, str] | None = None) -> str:
         """Run a container that ends by itself, or a hook in one that runs; return what it printed."""

@@ -368,6 +368,7 @@ class _NewestHosts:
     async def adopt(self, key: SessionKey, override: EngineOverride, engines: Mapping[str, bytes]) -> None:
         refusal = await self._ask(key, lambda actor: actor.adopt.remote(key, override, engines))
         if refusal is not None:
+            self._hosts = None
             raise refusal
 
     async def warm(self, key: SessionKey) -> None:

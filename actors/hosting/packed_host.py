@@ -535,9 +535,7 @@ class PackedHost:
     def _forget(self, key: SessionKey, resident: SessionService, *, is_handed_over: bool = False) -> None:
         if self._residents.get(key) is resident:
             del self._residents[key]
-            if not is_handed_over and (
-                override := resident.left_override
-            ):  # its runs go on with the engines that they began with
+            if not is_handed_over and (override := resident.left_override):  # its runs keep their engines
                 self._overrides[key] = override
             elif resident.is_saved:
                 self._drop_override(key)

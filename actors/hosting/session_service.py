@@ -83,7 +83,7 @@ class SessionService:
         self.is_saved = bool(override.engine_ids - {resources.engine_id})
         """Whether this or an earlier process has saved an override for the session."""
         self._given = override if self.is_saved else None
-        """The override that the session was loaded with. It stays as it is unless this process activates the session."""
+        """The override that the session was loaded with. It stays as it is until this process activates the session."""
         self._engine_id = override.engine_id
         self._engine = resources.get(override.engine_id)
         self._is_chosen = is_chosen

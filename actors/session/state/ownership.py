@@ -117,8 +117,8 @@ class Ownership:
         Later calls raise SessionFencedError.
 
         Args:
-            note: called first with the engine id of each run that has not ended, by run id. If it raises, this process keeps the
-                session.
+            note: called first with the engine id of each run that has not ended, by run id. If it raises, this process
+                keeps the session.
         """
         async with self._transactor.alone:
             if self.is_lost:

@@ -323,16 +323,17 @@ class PackedHost:
             EngineLimitError: open runs use as many as a process may cache.
             SessionFencedError: newer hosts have replaced this one: they are to have the engines.
         """
-        if self._is_replaced:
-            raise SessionFencedError(key.session_id, 0)
+        self._check_not_replaced(key)
         await self._resources.open()
         for engine_id, engine in engines.items():
             await self._resources.load(key.session_id, engine_id, engine)
         await self._save_override(key, override, engines)
-        if self._is_replaced:  # meanwhile, so it may have looked already which engines it has to hand on
-            self._drop_override(key)
-            raise SessionFencedError(key.session_id, 0)
+        self._check_not_replaced(key)  # meanwhile: it may have looked already which engines it has to hand on
         self._overrides[key] = override
+
+    def _check_not_replaced(self, key: SessionKey) -> None:
+        if self._is_replaced:
+            raise SessionFencedError(key.session_id, 0)
 
     async def recover(self, is_mine: Callable[[SessionKey], bool], is_of_others: _Asks | None = None) -> None:
         """Load the sessions of a lost process, so that their interrupted runs are ended or resumed; retry failures.

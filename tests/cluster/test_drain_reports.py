@@ -31,7 +31,7 @@ async def test_a_process_that_ends_when_its_time_is_over_is_reported(
     monkeypatch.setattr(
         draining, "_actors_on", lambda _: [(b"1".hex(), record)] if loop.time() < began + ends_after_s else []
     )
-    monkeypatch.setattr(draining.asyncio, "to_thread", in_line)
+    monkeypatch.setattr(asyncio, "to_thread", in_line)
     monkeypatch.setattr(draining, "time", SimpleNamespace(monotonic=loop.time))
     report = await drain_node("node", 1.0)
     assert report.late == late and report.is_empty == (not late) and report.processes == 1

@@ -346,6 +346,7 @@ async def test_a_call_that_waits_for_the_store_of_a_process_that_is_drained_is_s
     draining = asyncio.create_task(alone.host.drain(5.0, WHY))
     await asyncio.sleep(opens_after_s)
     assert alone.ends == ([] if end == "left" else [end])
+    assert isinstance(alone.resources, SlowResources)
     alone.resources.may_open.set()
     with pytest.raises(SessionFencedError):
         await starting

@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from turnwise.replay.conditions import notes
 from turnwise.replay.records import TurnReplay
 from turnwise.replay.report.overview import Overview
 from turnwise.replay.statistics import LONG_BLOCKS, Group, Summary, difference
@@ -64,6 +65,7 @@ def report_html(
         "inexact": summary.inexact,
         "hasFloor": summary.has_floor,
         "failed": list(failed),
+        "notes": notes(summary),
         "settings": settings,
         "all": _group(summary.all),
         "groups": list(map(_group, summary.groups)),

@@ -57,13 +57,17 @@ async def drain_node(node_id: str | None, timeout_s: float) -> DrainReport:
     staying: dict[str, str] = {}
     late: tuple[str, ...] = ()
     killed: set[str] = set()
+    before: list[str] = []
     while True:
         actors = dict(await asyncio.to_thread(lambda: list(_actors_on(node_id))))
         left |= actors.keys()
         going = actors.keys() - staying.keys()
         spent_s = time.monotonic() - began
         if not going:
+            if not late and spent_s > timeout_s:  # its runs may have been taken over since the last look
+                late = tuple(sorted(before))
             break
+        before = [actors[actor_id].name for actor_id in going]
         if not late and spent_s > timeout_s:
             late = tuple(sorted(actors[actor_id].name for actor_id in going))
         if spent_s > timeout_s + GRACE_S:

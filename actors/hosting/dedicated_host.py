@@ -34,6 +34,8 @@ class DedicatedHost:
     created at the first call, while a thread imports the modules of its store.
 
     Args:
+        is_back: whether an earlier process of the session was lost: it may have left runs, which wait until this one or
+            the next one recovers them.
         override: the engines that the session's last process saved; if omitted, the session has this process's engine.
         max_waits: see `Dedicated`.
         save_override: saves the engines of the session and of its open runs for the next process: when the session
@@ -53,6 +55,7 @@ class DedicatedHost:
         move: Callable[[], None] = lambda: None,
         save_override: SaveOverride,
         override: EngineOverride | None = None,
+        is_back: bool = False,
     ) -> None:
         self._key = key
         self._waits = Waits("max_waits", max_waits)
@@ -63,8 +66,10 @@ class DedicatedHost:
         self._save_override = save_override
         self._override = override
         self._is_draining = False
-        self._is_needed_elsewhere = False
-        """Whether it has given up a session with an active run."""
+        self._is_needed_elsewhere = is_back
+        """Whether runs may wait for a process: it has given up an active one, or has not yet recovered a lost one's."""
+        self._is_gone = False
+        """Whether it ends without having loaded the session."""
         self._resident: SessionService | None = None
         self._calls = 0
         self._last_call_s = 0.0
@@ -80,6 +85,8 @@ class DedicatedHost:
             try:
                 message: Message = unpacked(request)
                 resident = await self._loaded()
+                if self._is_gone:
+                    raise SessionFencedError(self._key.session_id, 0)
                 if self._is_draining and self._may_leave(self._calls - 1):
                     await self._has_left(resident)  # so the caller is sent on
                 answer = await resident.carry_out(message)
@@ -106,21 +113,28 @@ class DedicatedHost:
 
         The process ends then. If runs are queued, or one had to be taken over, the next process starts at once, and
         ends or resumes the latter as after a crash. Else it starts at the next call. Callers who only wait ask there.
+        May be called again: the shortest time counts.
 
         Args:
             why: what the record of a run that was taken over says.
         """
         self._is_draining = True
         deadline = asyncio.get_running_loop().time() + timeout_s
-        while (resident := self._resident) is not None and not self._has_no_session:
-            ownership = resident.core.ownership
-            ownership.hold_queue()
-            if asyncio.get_running_loop().time() >= deadline:
-                self._is_needed_elsewhere = True
-                await ownership.abandon(why)
-                break
-            if self._may_leave(self._calls) and await self._has_left(resident):
-                break
+        while not self._has_no_session:
+            resident, is_over = self._resident, asyncio.get_running_loop().time() >= deadline
+            if resident is None:
+                if is_over or not self._calls:
+                    self._is_gone = True
+                    self._is_needed_elsewhere = self._is_needed_elsewhere or bool(self._calls)
+                    break
+            else:
+                resident.core.ownership.hold_queue()
+                if is_over:
+                    self._is_needed_elsewhere = True
+                    await resident.core.ownership.abandon(why)
+                    break
+                if self._may_leave(self._calls) and await self._has_left(resident):
+                    break
             await asyncio.sleep(DRAIN_S)
         self._go()
 
@@ -142,7 +156,7 @@ class DedicatedHost:
     @property
     def has_left_engine(self) -> bool:
         """Whether it gave up a session with a waiting run or deliveries, whose engine is noted for the next process."""
-        return self._resident is not None and self._resident.has_left_engine
+        return self._override is not None if self._resident is None else self._resident.has_left_engine
 
     async def recover(self) -> None:
         """Load the session, so that runs of the lost process are ended or resumed and unsaved turns are saved.
@@ -150,6 +164,8 @@ class DedicatedHost:
         A failed attempt is logged and repeated later, unless the session was deleted or cannot be read.
         """
         await retry(self._warm, f"session {self._key.full_name!r}: recovery", until=_is_final)
+        if not self._is_draining:
+            self._is_needed_elsewhere = False
 
     async def _warm(self) -> None:
         answer = unpacked(await self.call(verbs.warm().to(SessionRef(self._key)).pickled()))

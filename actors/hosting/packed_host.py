@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any, Protocol
@@ -20,8 +22,10 @@ from turnwise.actors.hosting.wire_version import packed, unpacked
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.inference.attempt import reason
 from turnwise.errors import (
+    ConfigError,
     CorruptRecordError,
     EncryptionError,
+    EngineLimitError,
     OverloadedError,
     SessionFencedError,
     SessionLostError,
@@ -51,6 +55,9 @@ DRAIN_S = 0.05
 
 MOST_DRAIN_S = 0.25
 """The longest such pause while nothing fails, in seconds."""
+
+HAND_OVER_S = 5.0
+"""How long a host whose time is over waits until the next hosts have the engines of a session, in seconds."""
 
 _Asks = Callable[[SessionRecord], Awaitable[bool]]
 
@@ -134,8 +141,8 @@ class PackedHost:
         self._calls = 0
         self._waits = Waits("max_waits", limits.max_waits)
         self._is_replaced = False
-        self._is_over = False
-        """Whether the time is over in which the runs of a replaced host may end."""
+        self._ends_at = math.inf
+        """When the time is over in which the runs of a host that is drained may end, by the clock of the event loop."""
         self._handing_over: set[asyncio.Task[None]] = set()
         """Sessions with queued runs, or with runs that had to end, which the newest hosts load."""
         self._is_recovering = False
@@ -238,16 +245,17 @@ class PackedHost:
     async def drain(self, timeout_s: float, why: str) -> None:
         """Retire, and after `timeout_s` have the newest hosts take over what still runs; return when nothing is left.
 
-        The process ends then. Runs that were taken over are ended or resumed there, as after a crash.
+        The process ends then. Runs that were taken over are ended or resumed there, as after a crash. May be called
+        again: the shortest time counts.
 
         Args:
             why: what the records of these runs say.
         """
+        self._ends_at = min(self._ends_at, asyncio.get_running_loop().time() + timeout_s)
         await self.retire()
         sweeping = self._sweeping
         if sweeping is not None:
             await asyncio.wait({sweeping}, timeout=timeout_s)
-        self._is_over = True
         while self._residents:
             leaving = [self._abandon(key, resident, why) for key, resident in list(self._residents.items())]
             await asyncio.gather(*leaving)
@@ -257,6 +265,8 @@ class PackedHost:
     async def _abandon(self, key: SessionKey, resident: SessionService, why: str) -> None:
         await resident.core.ownership.abandon(why)
         self._forget(key, resident)
+        with suppress(TimeoutError):  # who loads the session asks `release` first, which tries again
+            await asyncio.wait_for(self._hand_engines(key), HAND_OVER_S)
         self._hand_over(key)
 
     def _hand_over(self, key: SessionKey) -> None:
@@ -278,19 +288,26 @@ class PackedHost:
             await self._hand_engines(key)
         return key not in self._residents
 
-    async def _hand_engines(self, key: SessionKey) -> None:
-        """Give the newest hosts the engines of a session that is not loaded, and has waiting runs or deliveries."""
+    async def _hand_engines(self, key: SessionKey) -> bool:
+        """Give the newest hosts the engines of a session that is not loaded, and has waiting runs or deliveries.
+
+        Returns whether nothing failed that may succeed later.
+        """
         override = self._overrides.get(key)
         if override is None or self._next_hosts is None:
-            return
+            return True
         engines = {engine_id: self._resources.find(engine_id) for engine_id in override.engine_ids}
         known = {engine_id: engine for engine_id, engine in engines.items() if engine is not None}
         try:
             await self._next_hosts.adopt(key, override, known)
-        except Exception as error:  # noqa: BLE001 - logged; the session then has the engine of its next host
+        except (ConfigError, EngineLimitError) as error:  # the session then has the engine of its next host
             log_failure(f"session {key.full_name!r}: handing its engines over", error)
+        except Exception as error:  # noqa: BLE001 - logged, and tried again
+            log_failure(f"session {key.full_name!r}: handing its engines over", error, ", so they stay")
+            return False
         if self._overrides.get(key) is override:
             del self._overrides[key]
+        return True
 
     async def _try_to_release(self, key: SessionKey) -> None:
         """Give a session up unless it is in use. Callers who only wait are sent on."""
@@ -304,12 +321,19 @@ class PackedHost:
         Raises:
             ConfigError: this process cannot load one of them.
             EngineLimitError: open runs use as many as a process may cache.
+            SessionFencedError: newer hosts have replaced this one: they are to have the engines.
         """
+        self._check_not_replaced(key)
         await self._resources.open()
         for engine_id, engine in engines.items():
             await self._resources.load(key.session_id, engine_id, engine)
         await self._save_override(key, override, engines)
+        self._check_not_replaced(key)  # meanwhile: it may have looked already which engines it has to hand on
         self._overrides[key] = override
+
+    def _check_not_replaced(self, key: SessionKey) -> None:
+        if self._is_replaced:
+            raise SessionFencedError(key.session_id, 0)
 
     async def recover(self, is_mine: Callable[[SessionKey], bool], is_of_others: _Asks | None = None) -> None:
         """Load the sessions of a lost process, so that their interrupted runs are ended or resumed; retry failures.
@@ -491,13 +515,13 @@ class PackedHost:
     async def _leave_session(self, key: SessionKey, resident: SessionService) -> bool:
         try:
             # Without a note of waiting runs: this process stays, and `_forget` keeps their engines in its memory.
-            save = resident.save_switched
+            save, is_handed_over = resident.save_switched, False
             if self._is_replaced and self._next_hosts:
-                save = partial(resident.hand_over, partial(self._next_hosts.adopt, key))
+                save, is_handed_over = partial(resident.hand_over, partial(self._next_hosts.adopt, key)), True
             if not await resident.core.ownership.leave(save):
                 self._touch(key, resident)
                 return False
-            self._forget(key, resident)
+            self._forget(key, resident, is_handed_over=is_handed_over)
             if resident.core.ownership.left_queue:
                 self._hand_over(key)
             return True
@@ -509,10 +533,10 @@ class PackedHost:
         if self._residents.get(key) is resident:
             self._residents.move_to_end(key)
 
-    def _forget(self, key: SessionKey, resident: SessionService) -> None:
+    def _forget(self, key: SessionKey, resident: SessionService, *, is_handed_over: bool = False) -> None:
         if self._residents.get(key) is resident:
             del self._residents[key]
-            if override := resident.left_override:  # its runs go on with the engines that they began with
+            if not is_handed_over and (override := resident.left_override):  # its runs keep their engines
                 self._overrides[key] = override
             elif resident.is_saved:
                 self._drop_override(key)
@@ -551,18 +575,27 @@ class PackedHost:
         return True
 
     async def _drain(self) -> None:
-        for key in list(self._overrides):
-            await self._hand_engines(key)
         pauses, failures = GrowingPauses(DRAIN_S, MOST_DRAIN_S), GrowingPauses(MOST_DRAIN_S, MAX_PAUSE_S)
-        while self._residents or self._is_recovering or self._handing_over:
-            if await self._unload_idle(asyncio.get_running_loop().time()):
+        loop = asyncio.get_running_loop()
+        while True:
+            has_succeeded = await self._unload_idle(loop.time())
+            for key in list(self._overrides):
+                has_succeeded = await self._hand_engines(key) and has_succeeded
+            if not self._has_anything:
+                break
+            if has_succeeded:
                 failures.reset()
-                pause_s = pauses.next_s()
+                await asyncio.sleep(pauses.next_s())
             else:
-                pause_s = failures.next_s()
-            if self._residents or self._is_recovering or self._handing_over:
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(min(failures.next_s(), max(MOST_DRAIN_S, self._ends_at - loop.time())))
         self._leave()
+
+    @property
+    def _has_anything(self) -> bool:
+        """Whether a replaced host has anything left to give up, in the time that it has."""
+        has_engines = bool(self._overrides) and self._next_hosts is not None
+        is_over = asyncio.get_running_loop().time() >= self._ends_at
+        return bool(self._residents or self._is_recovering or self._handing_over or (has_engines and not is_over))
 
 
 def _is_final(error: BaseException) -> bool:

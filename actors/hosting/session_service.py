@@ -43,6 +43,7 @@ class SessionService:
     __slots__ = (
         "_engine",
         "_engine_id",
+        "_given",
         "_is_chosen",
         "_node_id",
         "_resources",
@@ -81,6 +82,8 @@ class SessionService:
         """Whether the session had deliveries when this process gave it up."""
         self.is_saved = bool(override.engine_ids - {resources.engine_id})
         """Whether this or an earlier process has saved an override for the session."""
+        self._given = override if self.is_saved else None
+        """The override that the session was loaded with. It stays as it is until this process activates the session."""
         self._engine_id = override.engine_id
         self._engine = resources.get(override.engine_id)
         self._is_chosen = is_chosen
@@ -128,6 +131,8 @@ class SessionService:
             self.has_deliveries = True  # an engine that is saved in vain takes some bytes
 
     def _needed(self, waiting: Mapping[str, str]) -> EngineOverride | None:
+        if not self.core.reads.is_activated:
+            return self._given
         if waiting:
             return _override_of(self._engine_id, waiting)
         return EngineOverride(self._engine_id, is_for_runs=False) if self.has_deliveries else None

@@ -32,7 +32,13 @@ from turnwise.memory.stores.base import Page, SessionStore, UnchangedDeletion
 from turnwise.memory.stores.reading import pages_by_cursor
 
 PAGE = 500
-"""How many sessions are read, and deleted in one transaction, at once."""
+"""How many sessions are read at once."""
+
+TOGETHER = 100
+"""How many sessions are deleted in one transaction at most."""
+
+MOST_FAILED = 5
+"""How many sessions in a row may fail, each in a transaction of its own, before no others are tried in this way."""
 
 AT_ONCE = 16
 """How many sessions are deleted at once, each by itself."""
@@ -138,16 +144,30 @@ async def sweep_sessions(
 
 
 async def _sweep_unchanged(store: SessionStore, sessions: Sequence[SessionRecord]) -> Swept:
-    """Delete those of these sessions that nobody uses, in one transaction, if the store can; return which these were.
+    """Delete those of these sessions that nobody uses, many in a transaction, if the store can; return their keys.
 
-    All others are for `sweep_session`, which says why one stays.
+    A transaction that fails, such as one that takes too long, is tried again in halves. All others are for
+    `sweep_session`, which says why one stays.
     """
-    if not sessions or not isinstance(store, UnchangedDeletion):
+    if not isinstance(store, UnchangedDeletion):
         return Swept()
-    try:
-        return Swept(deleted=tuple(await store.delete_unchanged(sessions)))
-    except CorruptRecordError:  # of one of them, which must not keep the others
-        return Swept()
+    deleted: list[SessionKey] = []
+    failed = 0
+    groups = [sessions[start : start + TOGETHER] for start in range(0, len(sessions), TOGETHER)]
+    while groups:
+        group = groups.pop(0)
+        try:
+            deleted += await store.delete_unchanged(group)
+            failed = 0
+        except CorruptRecordError:
+            continue  # of one of them, which must not keep the others
+        except StoreError:
+            middle = len(group) // 2
+            if middle:
+                groups[:0] = [group[:middle], group[middle:]]
+            elif (failed := failed + 1) >= MOST_FAILED:
+                break
+    return Swept(deleted=tuple(deleted))
 
 
 async def sweep_session(

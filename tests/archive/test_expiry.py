@@ -3,9 +3,10 @@
 import asyncio
 import json
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.state import journal
 from turnwise.cli import app
+from turnwise.cli.exporting import archive as archive_commands
 from turnwise.errors import (
     InvalidInputError,
     SessionBusyError,
@@ -101,6 +103,70 @@ async def test_a_sweep_exports_and_deletes_expired_sessions_only(
     assert await store.count(user_id="user of ../up") == 1
     assert await sweep(store, NOW - 0.1) == Swept()
     await store.close()
+
+
+class Tiring(InMemoryStore):
+    """Deletes so many sessions in a transaction in time, and some never."""
+
+    def __init__(self, most: int, never: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.most, self.never = most, never
+        self.sizes: list[int] = []
+
+    async def delete_unchanged(self, sessions: Sequence[SessionRecord]) -> list[SessionKey]:
+        self.sizes.append(len(sessions))
+        if len(sessions) > self.most or any(session.session_id in self.never for session in sessions):
+            raise StoreError("statement timeout")
+        return await super().delete_unchanged(sessions)
+
+    async def delete(self, key: SessionKey, **options: Any) -> int:
+        if key.session_id in self.never:
+            raise StoreError("statement timeout")
+        return await super().delete(key, **options)
+
+
+async def test_a_transaction_that_takes_too_long_is_tried_again_in_halves() -> None:
+    names = [f"s{number:03}" for number in range(250)]
+    store = Tiring(10, names[120:122])
+    for name in names:
+        await put(store, name)
+    swept = await sweep(store, NOW)
+    assert sorted(swept.deleted) == sorted(keys(*names[:120], *names[122:]))
+    assert {key.session_id for key in swept.failed} == {*names[120:122]} and "timeout" in str(swept.failed)
+    assert store.sizes[0] == 100 and max(store.sizes) == 100
+
+
+async def test_a_sweep_does_not_try_for_ever_to_delete_many_sessions_at_once() -> None:
+    names = [f"s{number:03}" for number in range(100)]
+    store = Tiring(0, names[10:])
+    for name in names:
+        await put(store, name)
+    swept = await sweep(store, NOW)
+    assert store.sizes.count(1) == expiry.MOST_FAILED
+    assert sorted(swept.deleted) == sorted(keys(*names[:10])) and len(swept.failed) == 90
+
+
+def test_the_command_line_sweeps_again_and_again_until_it_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, pauses = f"sqlite:///{tmp_path}/store.db", [0.0]
+
+    async def fill(name: str) -> None:
+        async with closing(SQLStore(url)) as store:
+            await put(store, name)
+
+    async def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == 4:
+            raise KeyboardInterrupt
+        await fill(f"later-{len(pauses)}")
+
+    play(fill("first"))
+    monkeypatch.setattr(archive_commands, "asyncio", SimpleNamespace(sleep=sleep))
+    swept = CliRunner().invoke(app, ["sweep", url, "--every", "3600", "--json"])
+    assert pauses[1:] == [3600.0] * 3 and swept.exit_code != 0
+    lines = [json.loads(line)["deleted"] for line in swept.stdout.splitlines()]
+    assert [[session["session_id"] for session in line] for line in lines] == [["first"], ["later-2"], ["later-3"]]
 
 
 @pytest.mark.parametrize("state", ["queued", "running", "awaiting_approval"])

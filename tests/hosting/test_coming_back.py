@@ -18,7 +18,7 @@ from turnwise.actors.hosting.wire_version import packed
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
-from turnwise.errors import SessionLostError, StoreError
+from turnwise.errors import SessionLostError, StoreError, WireVersionError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.growing_pauses import JITTER
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -167,13 +167,16 @@ async def test_what_never_loads_is_waited_for_so_long_and_used_once_it_has_loade
 
 
 @pytest.mark.virtual_time
-async def test_an_actor_whose_settings_are_lost_leaves() -> None:
+@pytest.mark.parametrize(
+    "error", [SettingsLostError("settings abc are not there"), WireVersionError("1", "2", "they do not fit")]
+)
+async def test_an_actor_whose_settings_are_lost_or_of_another_version_leaves(error: Exception) -> None:
     has_left = asyncio.Event()
 
     async def read() -> str:
-        raise SettingsLostError("settings abc are not there")
+        raise error
 
-    with pytest.raises(SettingsLostError):
+    with pytest.raises(type(error)):
         await Loading(read, actor_name="a", starts=None, leave=has_left.set).host()
     assert has_left.is_set()
 

@@ -230,17 +230,21 @@ async def test_a_run_that_waits_for_approval_moves_with_the_engine_that_it_began
 class Alone:
     """The process of one session, and whether it has left, or has moved."""
 
-    def __init__(self, store: InMemoryStore, engine: Any, **settings: Any) -> None:
+    def __init__(
+        self, store: InMemoryStore, engine: Any, resources: type[OpenResources] = OpenResources, **settings: Any
+    ) -> None:
         config = SessionConfig(idle_s=1e9, cancel_grace_s=0.5)
         self.ends: list[str] = []
+        self.resources = resources(store, {"first": (engine, config, None, (), None)}, "first")
         self.host = DedicatedHost(
             SessionKey("a"),
-            OpenResources(store, {"first": (engine, config, None, (), None)}, "first"),
+            self.resources,
             max_waits=10,
             node_id="here",
             leave=lambda: self.ends.append("left"),
             move=lambda: self.ends.append("moved"),
             save_override=self._save,
+            **settings,
         )
 
     async def ask(self, call: VerbCall[Any]) -> Any:
@@ -301,6 +305,77 @@ async def test_a_process_of_its_own_gives_a_run_up_when_the_time_is_over_and_the
     await again.host.recover()
     outcome = await again.ask(verbs.wait(None, "run-1", ()))
     assert (outcome.state, outcome.why) == ("interrupted", WHY)
+
+
+@pytest.mark.virtual_time
+async def test_a_process_that_was_to_recover_runs_and_is_drained_before_has_the_next_one_do_it() -> None:
+    store, alone = await process_of_one(Gated())
+    await alone.start("run-1")
+    again = Alone(store, EchoEngine(), is_back=True)
+    await again.host.drain(60.0, WHY)
+    assert again.ends == ["moved"]
+    recovered = Alone(store, EchoEngine(), is_back=True)
+    await recovered.host.recover()
+    await recovered.ask(verbs.wait(None, "run-1", ()))
+    await recovered.host.drain(60.0, WHY)
+    assert set(recovered.ends) == {"left"}, "nothing waits any more"
+
+
+class SlowResources(OpenResources):
+    """Resources that are opened when that is let."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.may_open = asyncio.Event()
+
+    async def open(self) -> Any:
+        await self.may_open.wait()
+        return await super().open()
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(("opens_after_s", "end"), [(1.0, "left"), (10.0, "moved")])
+async def test_a_call_that_waits_for_the_store_of_a_process_that_is_drained_is_sent_on(
+    opens_after_s: float, end: str
+) -> None:
+    store = InMemoryStore()
+    await store.create(SessionRecord(session_id="a"))
+    alone = Alone(store, EchoEngine(), SlowResources)
+    starting = asyncio.create_task(alone.start("run-1"))
+    await asyncio.sleep(0)
+    draining = asyncio.create_task(alone.host.drain(5.0, WHY))
+    await asyncio.sleep(opens_after_s)
+    assert alone.ends == ([] if end == "left" else [end])
+    assert isinstance(alone.resources, SlowResources)
+    alone.resources.may_open.set()
+    with pytest.raises(SessionFencedError):
+        await starting
+    await draining
+    assert alone.ends[0] == end and not await store.runs(SessionKey("a"))
+
+
+@pytest.mark.virtual_time
+async def test_a_process_that_is_drained_before_its_first_call_answers_no_more() -> None:
+    store, alone = await process_of_one(EchoEngine())
+    await alone.host.drain(60.0, WHY)
+    assert alone.ends == ["left"]
+    with pytest.raises(SessionFencedError):
+        await alone.start("run-1")
+    assert not await store.runs(SessionKey("a"))
+    assert not alone.host.has_left_engine
+    assert Alone(store, EchoEngine(), override=EngineOverride("first")).host.has_left_engine, "it may be needed still"
+
+
+@pytest.mark.virtual_time
+async def test_a_drain_with_less_time_brings_the_end_of_another_forward() -> None:
+    _, alone = await process_of_one(Gated())
+    pair = Pair(InMemoryStore(), Gated())
+    await pair.old.create("a")
+    await pair.old.start("a", "hello", "run-1")
+    await alone.start("run-1")
+    began = asyncio.get_running_loop().time()
+    await asyncio.gather(*(host.drain(s, WHY) for host in (alone.host, pair.old.host) for s in (60.0, 5.0, 70.0)))
+    assert asyncio.get_running_loop().time() - began < 7 and set(alone.ends) == {"moved"}
 
 
 class Fleet:

@@ -14,6 +14,7 @@ from filled import turnwise
 from servers.postgres_server import PostgresServer
 from turnwise.errors import SchemaMissingError, SchemaVersionError
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
+from turnwise.memory.stores.sql import database as sql_database
 from turnwise.memory.stores.sql.schema_version import Schema
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.stores.urls import read_only
@@ -115,6 +116,52 @@ async def test_no_migration_takes_the_tables_from_programs_that_use_them(databas
     await earlier.create(SessionRecord(session_id="t"))
     await earlier.close()
     assert await use(store_of(database, BREAKING), "u") == 3
+
+
+async def test_a_migration_is_refused_to_programs_of_two_versions_before(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may write what the version between them added, and not what comes now."""
+    monkeypatch.setattr(sql_database, "UNUSED_MS", 300)
+    third = replace(WRITABLE, version=3, writable_from=2, migrations={**ADDED, 2: ["SELECT 1"]})
+    earlier = SQLStore(database)
+    await earlier.create(SessionRecord(session_id="s"))
+    second = store_of(database, WRITABLE)
+    await second.migrate()
+    await second.close()
+    await earlier.create(SessionRecord(session_id="t"))
+    with pytest.raises(SchemaVersionError, match=r"have it open \(turnwise\)"):
+        await use(store_of(database, third), "refused")
+    await earlier.create(SessionRecord(session_id="u"))
+    await earlier.close()
+    assert await use(store_of(database, third), "v") == 4
+
+
+async def test_a_migration_that_is_refused_holds_nobody_up(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others write meanwhile, also what takes the lock of the whole store, and connect anew."""
+    monkeypatch.setattr(sql_database, "UNUSED_MS", 500)
+    earlier = SQLStore(database, lock_timeout_s=1.0)
+    await earlier.create(SessionRecord(session_id="s"))
+    later = store_of(database, BREAKING)
+    refused = asyncio.create_task(use(later, "refused"))
+    with psycopg.connect(database, autocommit=True) as admin:
+        locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND (mode = 'ExclusiveLock' OR NOT granted)"
+        locks += " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        seen: list[int] = []
+        while not refused.done():
+            row = await asyncio.to_thread(lambda: admin.execute(locks).fetchone())
+            seen.append(row[0] if row else 0)
+            assert await use(SQLStore(database, lock_timeout_s=1.0), f"meanwhile-{len(seen)}") == len(seen) + 1
+    assert seen and not any(seen)
+    with pytest.raises(SchemaVersionError, match=r"have it open \(turnwise\)"):
+        await refused
+    await earlier.close()
+
+
+async def test_the_rights_on_tables_are_given_to_no_other_than_a_role(database: str) -> None:
+    for name in ("public", "PUBLIC", "none"):
+        ran = await asyncio.to_thread(turnwise, "migrate", database, "--grant", name)
+        assert ran.exit_code == 1 and "name a role" in ran.output
 
 
 async def test_a_program_that_was_away_does_not_come_back_to_tables_that_it_may_not_use(

@@ -72,7 +72,8 @@ class Loading(Generic[Host]):
         load: makes the host.
         actor_name: the name of the actor, for errors.
         starts: counts the processes that have died while they loaded; None in the first process of an actor.
-        leave: ends the actor, if its settings are lost: the next call then makes another one, with new settings.
+        leave: ends the actor, if its settings are lost, or of another version: the next call then makes another one,
+            with new settings.
     """
 
     def __init__(
@@ -114,7 +115,9 @@ class Loading(Generic[Host]):
             raise TimeoutError(f"it has not been loaded within {LOAD_S:g} s")
         if (error := loading.exception()) and self._loading is loading:
             self._loading = None  # the next call tries again
-            if isinstance(error, SettingsLostError):
+            from turnwise.errors import WireVersionError
+
+            if isinstance(error, SettingsLostError | WireVersionError):
                 self._leave()
         return loading.result()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -97,7 +98,9 @@ class PackedActor:
         self._assignment = assignment
         self._settings = settings
         self._logs = logs
-        self._draining: asyncio.Task[None] | None = None
+        self._draining: set[asyncio.Task[None]] = set()
+        self._ends_at = math.inf
+        """When the time of the drains is over that have not failed, by the clock of the event loop."""
         context = ray.get_runtime_context()
         self._node_id = context.get_node_id()
         self._actor_id = str(context.get_actor_id())
@@ -186,14 +189,18 @@ class PackedActor:
     async def drain(self, timeout_s: float, why: str) -> str:
         """Hand the sessions over to a successor elsewhere, and end: see `PackedHost.drain`. Returns before that.
 
-        Returns why it stays instead: it opens files of this node; empty if it goes. May be repeated: the first time
-        counts.
+        Returns why it stays instead: it opens files of this node; empty if it goes. May be repeated: the shortest
+        time counts, and a drain that failed begins again.
         """
         if (await asyncio.to_thread(self._spec)).place.is_local:
             return FILES
-        if self._draining is None:
-            self._draining = asyncio.create_task(self._drain(timeout_s, why))
-            watch(self._draining, f"{self}: draining")
+        ends_at = asyncio.get_running_loop().time() + timeout_s
+        if not self._draining or ends_at < self._ends_at:
+            self._ends_at = ends_at
+            task = asyncio.create_task(self._drain(timeout_s, why))
+            self._draining.add(task)
+            task.add_done_callback(self._draining.discard)
+            watch(task, f"{self}: draining")
         return ""
 
     async def _drain(self, timeout_s: float, why: str) -> None:
@@ -368,6 +375,7 @@ class _NewestHosts:
     async def adopt(self, key: SessionKey, override: EngineOverride, engines: Mapping[str, bytes]) -> None:
         refusal = await self._ask(key, lambda actor: actor.adopt.remote(key, override, engines))
         if refusal is not None:
+            self._hosts = None
             raise refusal
 
     async def warm(self, key: SessionKey) -> None:

@@ -6,6 +6,7 @@ This module imports nothing heavy, since every new session process waits for its
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 import warnings
@@ -76,9 +77,11 @@ class SessionActor:
             leave=self._leave,
         )
         self._host: DedicatedHost | None = None
-        self._draining: asyncio.Task[None] | None = None
+        self._draining: set[asyncio.Task[None]] = set()
+        self._ends_at = math.inf
+        """When the time of the drains is over that have not failed, by the clock of the event loop."""
         self._listening: asyncio.Task[asyncio.Server | None] | None = None
-        self._was_called = is_back
+        self._was_called = self._is_back = is_back
         self._leaves = False
         if is_back:
             # The lost process may have left runs to resume or turns to save, which must not wait for the next call.
@@ -125,20 +128,27 @@ class SessionActor:
     async def drain(self, timeout_s: float, why: str) -> str:
         """Give the session up, and end: see `DedicatedHost.drain`. Returns before that.
 
-        Returns why it stays instead: it opens files of this node; empty if it goes. May be repeated: the first time
-        counts.
+        Returns why it stays instead: it opens files of this node; empty if it goes. May be repeated: the shortest
+        time counts, and a drain that failed begins again.
         """
         spec: ActorSpec = unpacked_settings(await asyncio.to_thread(read_settings, self._settings))
         if spec.place.is_local:
             return FILES
-        if self._draining is None:
-            self._draining = asyncio.create_task(self._drain(timeout_s, why))
-            watch(self._draining, f"{self}: draining")
+        ends_at = asyncio.get_running_loop().time() + timeout_s
+        if not self._draining or ends_at < self._ends_at:
+            self._ends_at = ends_at
+            task = asyncio.create_task(self._drain(timeout_s, why))
+            self._draining.add(task)
+            task.add_done_callback(self._draining.discard)
+            watch(task, f"{self}: draining")
         return ""
 
     async def _drain(self, timeout_s: float, why: str) -> None:
         if self._was_called:
-            await (await self._loaded()).drain(timeout_s, why)
+            loop = asyncio.get_running_loop()
+            deadline = loop.time() + timeout_s
+            host = await self._loaded()
+            await host.drain(max(0.0, deadline - loop.time()), why)
         else:
             await self.leave_unless_called()
 
@@ -198,4 +208,5 @@ class SessionActor:
             leave=self._leave,
             move=self._leave.move,
             save_override=partial(save_override, namespace, self._key),
+            is_back=self._is_back,
         )

@@ -52,8 +52,7 @@ class Ownership:
         self._compaction = compaction
         self._ingestion = ingestion
         self.left_waiting: dict[str, str] = {}
-        """The engine ids, by run id, of the runs that were waiting for a decision, or queued behind such a run, when
-        this process gave the session up."""
+        """The engine ids, by run id, of the runs that had not ended when this process gave the session up."""
         self.left_queue = False
         """Whether queued runs were to begin when this process gave the session up: somebody has to load it again."""
 
@@ -118,8 +117,8 @@ class Ownership:
         Later calls raise SessionFencedError.
 
         Args:
-            note: called first with the engine id of each waiting run, by run id. If it raises, this process keeps the
-                session.
+            note: called first with the engine id of each run that has not ended, by run id. If it raises, this process
+                keeps the session.
         """
         async with self._transactor.alone:
             if self.is_lost:
@@ -128,7 +127,7 @@ class Ownership:
                 return False
             await self._ingestion.store_mark()
             await self._transactor.store_unbilled()
-            waiting = self._engines.ids() if self._state.active else {}
+            waiting = self._engines.ids()
             if note:
                 await note(waiting)
             self.left_waiting = waiting
@@ -153,6 +152,7 @@ class Ownership:
         async with self._transactor.alone:
             if self.is_lost:
                 return
+            self.left_waiting = self._engines.ids()
             error = SessionFencedError(self._state.session_id, self._journal.session.epoch)
             self._journal.lose(error)
         self._transactor.give_up(error)

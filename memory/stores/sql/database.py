@@ -66,6 +66,12 @@ SCHEMA_LOCK = 0x7475726E
 UNUSED_MS = 2_000
 """How long a migration waits until no program has the tables open that could not write them then, in milliseconds."""
 
+LOOK_S = 0.05
+"""How often it looks whether that is so, in seconds."""
+
+NO_ROLES = ("public", "none")
+"""What is no role to PostgreSQL even if it is quoted."""
+
 INSUFFICIENT_PRIVILEGE, LOCK_NOT_AVAILABLE = "42501", "55P03"
 
 MAX_CONNECTIONS = 10_000
@@ -465,11 +471,13 @@ class SQLDatabase(Shared):
         """Let a role of PostgreSQL read and write all tables of turnwise in this schema of the database, and no more.
 
         Raises:
-            ConfigError: the store is a SQLite file, which has no roles.
+            ConfigError: the store is a SQLite file, which has no roles, or this is no role, such as `public`.
             StoreError: there is no such role, or this one may not grant it.
         """
         if self.is_local:
             raise ConfigError("grant", role, "a SQLite file has no roles: its mode says who may write it")
+        if role.lower() in NO_ROLES:
+            raise ConfigError("grant", role, "it is no role, and PUBLIC means everybody: name a role of your programs")
 
         def work(connection: sa.Connection) -> None:
             quoted = self._engine.dialect.identifier_preparer.quote
@@ -517,6 +525,7 @@ class SQLDatabase(Shared):
     def _bring_up(self) -> StoredVersion:
         """Make or migrate the tables, unless another program has done so meanwhile; return their version then."""
         stored = None
+        self._await_unused()
         try:
             with transaction(self._engine) as connection:
                 self._lock(connection)
@@ -542,10 +551,31 @@ class SQLDatabase(Shared):
         bring_up(connection, schema, stored)
         return schema.stored
 
+    def _await_unused(self) -> None:
+        """Wait a moment until no program has tables open that it could not write after the migration.
+
+        Nothing is locked meanwhile, so a migration that is refused, however often, holds nobody up.
+
+        Raises:
+            SchemaVersionError: programs have them open.
+        """
+        until = time.monotonic() + UNUSED_MS / 1000
+        while not self._file and (stored := self._stored()) and is_older(self._schema, stored):
+            if not is_breaking(self._schema, stored):
+                return
+            with transaction(self._reader) as connection:
+                users = self._users(connection)
+            if not users:
+                return
+            if time.monotonic() >= until:
+                raise self._used(stored, users)
+            time.sleep(LOOK_S)
+
     def _check_unused(self, connection: sa.Connection, stored: StoredVersion) -> None:
         """Take the tables' lock, which programs share that have them open, for this transaction.
 
-        Who connects meanwhile waits until the tables are migrated. Who was about to leave gets a moment for it.
+        Who connects meanwhile waits until the tables are migrated. One that has connected since `_await_unused` gets a
+        moment to leave.
         """
         keys = {"store": SCHEMA_LOCK, "schema": self._schema.lock_key}
         try:
@@ -558,14 +588,22 @@ class SQLDatabase(Shared):
         except exc.OperationalError as error:
             if getattr(error.orig, "sqlstate", None) != LOCK_NOT_AVAILABLE:
                 raise
+        raise self._used(stored, self._users(connection))
+
+    def _users(self, connection: sa.Connection) -> list[str]:
+        """Return the names of the connections of other programs that have the tables open."""
         select = sa.text(
             "SELECT DISTINCT coalesce(application_name, 'unknown') FROM pg_catalog.pg_locks"
             " JOIN pg_catalog.pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND classid = :store"
-            " AND objid = CAST(CAST(:schema AS bigint) & 4294967295 AS oid) AND pg_locks.pid <> pg_backend_pid()"
+            " AND objid = CAST(CAST(:schema AS bigint) & 4294967295 AS oid) AND mode = 'ShareLock' AND granted"
+            " AND datname = current_database() AND pg_locks.database = datid AND pg_locks.pid <> pg_backend_pid()"
         )
-        names = ", ".join(sorted(connection.scalars(select, keys))) or "unknown"
+        return sorted(connection.scalars(select, {"store": SCHEMA_LOCK, "schema": self._schema.lock_key}))
+
+    def _used(self, stored: StoredVersion, users: list[str]) -> SchemaVersionError:
+        names = ", ".join(users) or "unknown"
         remedy = f"programs that could not write it afterwards have it open ({names}): stop them, then migrate it"
-        raise SchemaVersionError(self._name, str(stored.version), self._schema.version, remedy)
+        return SchemaVersionError(self._name, str(stored.version), self._schema.version, remedy)
 
     def _enter(self, connection: Any) -> None:
         """Let a new connection to a server share the lock of the schema, for its life, if this code may use the tables.

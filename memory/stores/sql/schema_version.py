@@ -110,7 +110,7 @@ def is_older(schema: Schema, stored: StoredVersion) -> bool:
 
 def is_breaking(schema: Schema, stored: StoredVersion) -> bool:
     """Return whether programs that may write the tables now may not write them after a migration."""
-    return schema.stored.writable_from > stored.version
+    return schema.stored.writable_from > stored.writable_from
 
 
 def check_fits(schema: Schema, stored: StoredVersion, store: str, *, reads_only: bool) -> None:

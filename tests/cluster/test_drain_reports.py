@@ -1,0 +1,37 @@
+"""What a drain reports of processes that end about when their time is over."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from turnwise.actors.cluster import draining
+from turnwise.actors.cluster.draining import drain_node
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(("ends_after_s", "late"), [(0.5, ()), (1.05, ("turnwise/p",)), (3.0, ("turnwise/p",))])
+async def test_a_process_that_ends_when_its_time_is_over_is_reported(
+    ends_after_s: float, late: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    began, record = loop.time(), SimpleNamespace(name="turnwise/p", actor_id=b"1")
+
+    async def tell(*_: Any) -> str:
+        return ""
+
+    async def in_line(work: Any, *arguments: Any) -> Any:
+        return work(*arguments)
+
+    monkeypatch.setattr(draining, "_begin", lambda node_id, _: node_id)
+    monkeypatch.setattr(draining, "_tell", tell)
+    monkeypatch.setattr(
+        draining, "_actors_on", lambda _: [(b"1".hex(), record)] if loop.time() < began + ends_after_s else []
+    )
+    monkeypatch.setattr(asyncio, "to_thread", in_line)
+    monkeypatch.setattr(draining, "time", SimpleNamespace(monotonic=loop.time))
+    report = await drain_node("node", 1.0)
+    assert report.late == late and report.is_empty == (not late) and report.processes == 1

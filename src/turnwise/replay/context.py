@@ -63,7 +63,8 @@ class Conversation:
             key=session.log,
             members=session.members,
         )
-        return cls(replace(session, log=log, log_size=0), view, cache)
+        # Each conversation has a log of its own, by whose name servers tell apart which requests begin alike.
+        return cls(replace(session, log=f"{session.log}/{log}", log_size=0), view, cache)
 
     def go_on_with(self, cache: BlockCache, base: Spans, *, may_name_files: bool) -> None:
         """Go on with the blocks of the next page of turns, and with those that the next turn continues."""

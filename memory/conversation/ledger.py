@@ -182,7 +182,7 @@ def _indexed(name: str) -> str:
     return name.encode(errors="replace").replace(b"\0", b"?")[:_NAME_BYTES].decode(errors="ignore")
 
 
-_NAME_BYTES = 128
+_NAME_BYTES = 80
 
 
 def day_of(time_s: float) -> str:

@@ -460,5 +460,5 @@ def test_an_engine_that_calls_its_tools_by_itself_is_refused(manager: SessionMan
     ):
         with pytest.raises(InvalidInputError, match="could change something"):
             replay(manager, engine=engine)
-        with pytest.raises(InvalidInputError, match="floor.*could change something"):
+        with pytest.raises(InvalidInputError, match=r"floor.*could change something"):
             replay(manager, engine=EchoEngine(), floor=engine)

@@ -91,7 +91,7 @@ async def check_the_ledger_is_split_by_each_field(store: SessionStore) -> None:
 @_law
 async def check_the_ledger_takes_the_longest_names(store: SessionStore) -> None:
     """Also if all names of a row are as long as they can be, and cannot be compressed."""
-    dice = random.Random(7)
+    dice = random.Random(7)  # noqa: S311 - not for secrets
 
     def longest(size: int) -> str:
         return "".join(chr(dice.randrange(0x4E00, 0x9F00)) for _ in range(size // 3))

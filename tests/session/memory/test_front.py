@@ -64,10 +64,11 @@ async def test_a_compaction_moves_all_and_so_takes_what_is_new_into_the_front() 
 
 async def test_a_front_becomes_smaller_with_its_limit() -> None:
     facts, core = await known()
+    slot = MemorySlot(memory=memory_of(facts), name="memory 0", section=None)
     first = front_of(await request(core, "hey"))
     assert core.engines.config.memory.profile_tokens > 60
     for tokens in (40, 0):
         config = replace(core.engines.config, memory=MemoryConfig(profile_tokens=tokens))
-        core.use(ENGINES[id(core)], config, memories=[MemorySlot(memory=memory_of(facts), name="memory 0", section=None)])
+        core.use(ENGINES[id(core)], config, memories=[slot])
         smaller = front_of(await request(core, "hey again"))
         assert len(smaller) < len(first) and bool(smaller) == bool(tokens)

@@ -134,7 +134,7 @@ class Hinting(Talker):
 
 @pytest.mark.virtual_time
 async def test_the_priority_is_lowered_during_a_compaction_only_also_if_that_fails() -> None:
-    for answers in ([], [""] * 100):
+    for answers in ([], [""] * 6):
         TOLD.clear()
         stage = await opened(summarize(Summarizer(*answers)), Hinting())
         await chat(stage, *prompts(0, 16))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from turnwise.memory.values.wire_version import unpacked
+from turnwise.actors.hosting.wire_version import unpacked
 
 if TYPE_CHECKING:
     from turnwise.actors.cluster.actor_lookup import DedicatedLookup, PackedLookup

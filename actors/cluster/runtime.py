@@ -17,10 +17,10 @@ from turnwise.actors.hosting.placement import Dedicated, Packed
 from turnwise.actors.hosting.runtime import DeliveryLook, MemoryProcess, SessionProcesses
 from turnwise.actors.hosting.store_spec import StoreSpec, check_folders
 from turnwise.actors.hosting.wire import DrainReport, HostInfo
+from turnwise.actors.hosting.wire_version import unpacked_settings
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.store_owner import StoreOwner
-from turnwise.memory.values.wire_version import unpacked_settings
 
 if TYPE_CHECKING:
     from turnwise.actors.cluster.actor_spec import ActorSpec

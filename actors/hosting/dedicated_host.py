@@ -11,6 +11,7 @@ from turnwise.actors.hosting.engine_override import EngineOverride
 from turnwise.actors.hosting.session_service import SaveOverride, SessionService
 from turnwise.actors.hosting.waits import Waits
 from turnwise.actors.hosting.wire import Message, Refused, SessionRef
+from turnwise.actors.hosting.wire_version import packed, unpacked
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.errors import (
     CorruptRecordError,
@@ -21,7 +22,6 @@ from turnwise.errors import (
 )
 from turnwise.memory.background import log_failure, retry
 from turnwise.memory.conversation.sessions import SessionKey
-from turnwise.memory.values.wire_version import packed, unpacked
 
 DRAIN_S = 0.05
 """How often a host that is drained looks whether it may give its session up, in seconds."""

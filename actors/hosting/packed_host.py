@@ -16,6 +16,7 @@ from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.hosting.session_service import SaveOverride, SessionService
 from turnwise.actors.hosting.waits import Waits
 from turnwise.actors.hosting.wire import HostLoad, Message, Refused, SessionRef
+from turnwise.actors.hosting.wire_version import packed, unpacked
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.inference.attempt import reason
 from turnwise.errors import (
@@ -32,7 +33,6 @@ from turnwise.memory.background import log_failure, retry, shielded
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.stores.reading import pages_by_cursor
-from turnwise.memory.values.wire_version import packed, unpacked
 
 RECOVERIES = 16
 """How many sessions of a lost process are recovered concurrently."""

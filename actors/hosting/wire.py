@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
+from turnwise.actors.hosting.wire_version import packed
 from turnwise.errors import TurnwiseError
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.branches import Branches
@@ -15,7 +16,6 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Spans, cut, subtract, union
 from turnwise.memory.conversation.turns import Outcome, Turn, TurnRecord
 from turnwise.memory.conversation.views.notebook_display import record_html
-from turnwise.memory.values.wire_version import packed
 
 Answer = TypeVar("Answer")
 

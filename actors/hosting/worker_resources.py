@@ -9,6 +9,7 @@ from typing import Any
 
 from turnwise.actors.hosting.engine_override import EngineOverride
 from turnwise.actors.hosting.wire import Refused
+from turnwise.actors.hosting.wire_version import unpacked_settings
 from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
 from turnwise.actors.inference.observing import Observer, observer_of
 from turnwise.actors.memory.attached import MemorySlot
@@ -22,7 +23,6 @@ from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.files.base import FileStore
 from turnwise.memory.stores.base import SessionStore
-from turnwise.memory.values.wire_version import unpacked_settings
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
 

@@ -18,13 +18,13 @@ from turnwise.actors.hosting.engine_override import EngineOverride
 from turnwise.actors.hosting.packed_host import PackedHost
 from turnwise.actors.hosting.placement import InProcess, Packed
 from turnwise.actors.hosting.wire import EngineWanted, HostLoad, Message, Refused, SessionRef
+from turnwise.actors.hosting.wire_version import unpacked
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.in_process.threads import EventLoop
 from turnwise.memory.background import log_failure, retry
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.stores.store_owner import RivalWatch, StoreOwner, are_processes, rivals
-from turnwise.memory.values.wire_version import unpacked
 
 LOOK_S = 0.01
 """How often a manager that closes looks whether its host still has something to end, in seconds."""

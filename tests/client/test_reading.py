@@ -19,6 +19,7 @@ from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.hosting.stored_source import TAIL, StoredSource, UnattendedError
 from turnwise.actors.hosting.verb_declaration import VerbCall
 from turnwise.actors.hosting.wire import PackedOutcome, SessionRef
+from turnwise.actors.hosting.wire_version import packed
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
@@ -35,7 +36,6 @@ from turnwise.memory.stores.encrypted.settings import Encryption
 from turnwise.memory.stores.encrypted.store import EncryptedStore
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.stores.store_owner import Shared, StoreOwner
-from turnwise.memory.values.wire_version import packed
 
 ENCRYPTION = Encryption(lambda user_id: user_id.encode().ljust(32, b"."))
 

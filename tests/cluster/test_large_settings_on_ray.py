@@ -28,10 +28,10 @@ from turnwise.actors.cluster.actors.loading import FREE_STARTS
 from turnwise.actors.cluster.actors.memory_actor import MemoryActorProcess
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.wire import SessionRef
+from turnwise.actors.hosting.wire_version import packed
 from turnwise.errors import SessionLostError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.base import Scope
-from turnwise.memory.values.wire_version import packed
 
 BACK_S = 100.0
 """How long a process may take to come back on a busy machine, in seconds."""

@@ -14,6 +14,7 @@ from turnwise.actors.cluster.actors.loading import FREE_STARTS, LOAD_S, Loading
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.reach import LOOK_S, REACH_S, NoProcessError, Presence, Reach
 from turnwise.actors.hosting.wire import SessionRef
+from turnwise.actors.hosting.wire_version import packed
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
@@ -21,7 +22,6 @@ from turnwise.errors import SessionLostError, StoreError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.growing_pauses import JITTER
 from turnwise.memory.stores.in_memory import InMemoryStore
-from turnwise.memory.values.wire_version import packed
 
 UP, AWAY = Presence(True, 1, "it is ALIVE"), Presence(False, 0, "Ray's actor a is RESTARTING")
 

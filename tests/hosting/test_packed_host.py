@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from turnwise.actors.hosting.packed_host import PackedHost
 from turnwise.actors.hosting.placement import Dedicated, Packed
 from turnwise.actors.hosting.session_service import SessionService
 from turnwise.actors.hosting.wire import Message, Refused, SessionRef
+from turnwise.actors.hosting.wire_version import unpacked
 from turnwise.actors.hosting.worker_resources import MAX_CACHED, WorkerResources
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import (
@@ -336,7 +336,7 @@ async def test_requests_of_one_batch_are_answered_as_they_are_ready_and_fail_ind
     ]
     batches = []
     async for ready in hosting.host.calls([request.pickled() for request in requests]):
-        batches.append({place: pickle.loads(answer) for place, answer in ready})
+        batches.append({place: unpacked(answer) for place, answer in ready})
         patient.open.set()
     first, last = batches  # what is ready at once comes together
     assert sorted(first) == [1, 2, 3, 4]
@@ -780,7 +780,7 @@ async def test_telemetry_is_told_of_calls_that_are_refused() -> None:
         leave=lambda: None,
     )
     await host.open()
-    missing = pickle.loads(await host.call(pickle.dumps(verbs.info().to(SessionRef(SessionKey("none"))))))
+    missing = unpacked(await host.call(verbs.info().to(SessionRef(SessionKey("none"))).pickled()))
     assert isinstance(missing, Refused) and isinstance(missing.error, SessionNotFoundError)
     assert [type(error) for error in told.errors] == [SessionNotFoundError]
     await resources.close()

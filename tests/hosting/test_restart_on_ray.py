@@ -16,7 +16,7 @@ from patience import until
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.actor_names import actor_name, find_actor
-from turnwise.actors.hosting.gc_tuning import THRESHOLDS
+from turnwise.actors.hosting.process_memory import THRESHOLDS
 from turnwise.actors.hosting.store_spec import store_id_of
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.memory.conversation.sessions import SessionKey

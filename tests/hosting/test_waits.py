@@ -25,6 +25,7 @@ from turnwise.actors.hosting.placement import Dedicated, InProcess, Packed
 from turnwise.actors.hosting.verb_declaration import VerbCall
 from turnwise.actors.hosting.waits import ENDING_S, SLICE_S
 from turnwise.actors.hosting.wire import Message, PackedOutcome, Refused, SessionInfo, SessionRef, Waited
+from turnwise.actors.hosting.wire_version import packed
 from turnwise.actors.hosting.worker_resources import SessionSetup
 from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.actors.session.config import SessionConfig
@@ -34,7 +35,6 @@ from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.in_memory import InMemoryStore
-from turnwise.memory.values.wire_version import packed
 from turnwise.testing.schedules import explore
 
 Ask = Callable[..., Awaitable[Any]]

@@ -16,6 +16,7 @@ from turnwise.actors.hosting.memory import memory_host, remote_memory
 from turnwise.actors.hosting.memory.memory_host import MemoryHost
 from turnwise.actors.hosting.memory.remote_memory import FAILURES, RemoteMemory
 from turnwise.actors.hosting.wire import GaveUp
+from turnwise.actors.hosting.wire_version import packed, unpacked
 from turnwise.errors import InvalidMemoryError, LongTermMemoryError, StoreClosedError, StoreError
 from turnwise.memory.longterm.base import DegradedRecall, MemoryItem, Recall, Reminder, Scope, trouble_of
 from turnwise.memory.longterm.index.locations import ChromaFolder
@@ -26,7 +27,6 @@ from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.longterm.memory_types import MemoryCategory
 from turnwise.memory.longterm.retention.deletion import Erasure
 from turnwise.memory.longterm.vector import VectorMemory
-from turnwise.memory.values.wire_version import packed, unpacked
 from turnwise.testing.embedding import HashEmbedding
 
 pytestmark = pytest.mark.usefixtures("restless")

@@ -41,6 +41,7 @@ FAMILIES: list[tuple[type[Any], type[Any], type[Any]]] = [
 LEFT_OUT = {
     "AsyncSessionManager.subscribe": "webhooks tell other programs; a session is followed by `events(wait_s=...)`",
     "AsyncSessionManager.sweep": "who runs the service deletes what has expired: it writes into a folder there",
+    "AsyncSessionManager.drain": "nodes of the cluster are for who runs it",
     "AsyncSessionManager.hosts": "processes of the cluster are for who runs it",
     "AsyncSessionManager.config": "a setting of the service",
     "AsyncSessionManager.client": "how the service reads its store",

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 from turnwise import EchoEngine, InProcess, SessionManager
-from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting import verbs, wire_version
 from turnwise.actors.hosting.placement import Dedicated
 from turnwise.actors.hosting.wire import HostLoad, Message, SessionRef
+from turnwise.actors.hosting.wire_version import OWN, WireVersion, packed, unpacked, unpacked_settings
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import WireVersionError
 from turnwise.memory.conversation.sessions import SessionKey
-from turnwise.memory.values import wire_version
-from turnwise.memory.values.wire_version import OWN, WireVersion, packed, unpacked, unpacked_settings
 
 LATER = WireVersion(2, 2, "0.2.0")
 ADDING = WireVersion(1, 1, "0.1.1")

@@ -25,6 +25,7 @@ from turnwise.actors.hosting.wire import (
     StartedRun,
     Waited,
 )
+from turnwise.actors.hosting.wire_version import unpacked
 from turnwise.errors import (
     CorruptRecordError,
     KeyMissingError,
@@ -44,7 +45,6 @@ from turnwise.memory.conversation.views.event_filter import EventFilter
 from turnwise.memory.growing_pauses import GrowingPauses
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.values.ids import new_id
-from turnwise.memory.values.wire_version import unpacked
 
 if TYPE_CHECKING:
     from turnwise.actors.session.runs.admission import StartOptions

@@ -25,10 +25,10 @@ from turnwise.actors.cluster.actors.loading import Loading, StartsInRay
 from turnwise.actors.cluster.actors.shutdown import FILES, Shutdown, where
 from turnwise.actors.cluster.addressees import Addressees
 from turnwise.actors.cluster.calls.actor_waiting import reached
-from turnwise.actors.hosting.gc_tuning import collect_rarely
+from turnwise.actors.hosting.process_memory import collect_rarely
 from turnwise.actors.hosting.reach import NoProcessError
+from turnwise.actors.hosting.wire_version import unpacked_settings
 from turnwise.memory.background import log_failure, retry, watch
-from turnwise.memory.values.wire_version import unpacked_settings
 
 if TYPE_CHECKING:
     from turnwise.actors.cluster.actor_lookup import DedicatedLookup, PackedLookup

@@ -14,13 +14,13 @@ from turnwise.actors.cluster.actor_settings import ActorSettings, Kept, read_set
 from turnwise.actors.cluster.actors.shutdown import FILES, Shutdown, where
 from turnwise.actors.cluster.calls import local_calls
 from turnwise.actors.cluster.node_choice import ANYWHERE, here
-from turnwise.actors.hosting.gc_tuning import collect_rarely
 from turnwise.actors.hosting.identity import identity, pickled
 from turnwise.actors.hosting.memory.memory_host import MemoryHost
+from turnwise.actors.hosting.process_memory import collect_rarely
 from turnwise.actors.hosting.reach import Reach
+from turnwise.actors.hosting.wire_version import unpacked_settings
 from turnwise.errors import ConfigError, LongTermMemoryError
 from turnwise.memory.longterm.base import LongTermMemory, is_local, label_of
-from turnwise.memory.values.wire_version import unpacked_settings
 
 MAX_CALLS = 1000
 """How many calls the actor answers at once."""

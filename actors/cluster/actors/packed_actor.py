@@ -24,12 +24,12 @@ from turnwise.actors.cluster.calls.actor_waiting import reached
 from turnwise.actors.cluster.calls.local_calls import listen
 from turnwise.actors.cluster.node_choice import nodes_for
 from turnwise.actors.cluster.sharding import Layout, LayoutHosts, find_hosts, find_layouts
-from turnwise.actors.hosting.gc_tuning import collect_rarely
 from turnwise.actors.hosting.logs import LogSettings
 from turnwise.actors.hosting.placement import Packed
+from turnwise.actors.hosting.process_memory import collect_rarely
 from turnwise.actors.hosting.reach import NoProcessError
+from turnwise.actors.hosting.wire_version import packed, unpacked, unpacked_settings
 from turnwise.memory.background import retry, watch
-from turnwise.memory.values.wire_version import packed, unpacked, unpacked_settings
 
 if TYPE_CHECKING:
     from turnwise.actors.hosting.engine_override import EngineOverride

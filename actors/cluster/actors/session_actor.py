@@ -21,9 +21,9 @@ from turnwise.actors.cluster.actors.loading import Loading, StartsInRay
 from turnwise.actors.cluster.actors.shutdown import FILES, Shutdown, where
 from turnwise.actors.cluster.actors.switched_engines import drop_overrides, find_overrides, save_override
 from turnwise.actors.cluster.calls.local_calls import listen
-from turnwise.actors.hosting.gc_tuning import collect_rarely
+from turnwise.actors.hosting.process_memory import collect_rarely
+from turnwise.actors.hosting.wire_version import unpacked_settings
 from turnwise.memory.background import retry, watch
-from turnwise.memory.values.wire_version import unpacked_settings
 
 if TYPE_CHECKING:
     from turnwise.actors.cluster.actor_spec import ActorSpec

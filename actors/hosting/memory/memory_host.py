@@ -10,6 +10,7 @@ from typing import Any, Protocol, Unpack, cast, runtime_checkable
 
 from turnwise.actors.hosting.memory.batcher import Batcher
 from turnwise.actors.hosting.wire import GaveUp, Refused
+from turnwise.actors.hosting.wire_version import packed, unpacked
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.text_model import EngineModel
 from turnwise.errors import LongTermMemoryError, TurnwiseError, WireVersionError
@@ -40,7 +41,6 @@ from turnwise.memory.longterm.retention.deletion import Erasure, erase
 from turnwise.memory.longterm.retention.retention import Sweeping
 from turnwise.memory.longterm.text_model import TextModel
 from turnwise.memory.stores.base import Page
-from turnwise.memory.values.wire_version import packed, unpacked
 
 PATIENCE_S = 0.1
 """How long recalls hold up those that come after them, in seconds: to read all that a user has may take ten."""

@@ -11,6 +11,7 @@ from typing import Any, Unpack, cast
 
 from turnwise.actors.hosting.runtime import MemoryProcess
 from turnwise.actors.hosting.wire import GaveUp, Refused
+from turnwise.actors.hosting.wire_version import packed, unpacked
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, LongTermMemoryError
@@ -30,7 +31,6 @@ from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.model_usage import bill_model_usage
 from turnwise.memory.longterm.retention.deletion import Erasure
 from turnwise.memory.stores.base import Page
-from turnwise.memory.values.wire_version import packed, unpacked
 from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.strategy import OverflowStrategy
 from turnwise.strategies.summarize import Summarize

@@ -466,6 +466,7 @@ class AsyncRemoteManager:
         cursor=Text | None,
         limit=Limit,
         tenant=TenantName | None,
+        among=Count | None,
     )
     async def runs(
         self,
@@ -477,6 +478,7 @@ class AsyncRemoteManager:
         labels: Mapping[str, str] | None = None,
         engine: str | None = None,
         since: float | None = None,
+        among: int | None = None,
         cursor: str | None = None,
         limit: int = 100,
         tenant: str | None = None,
@@ -487,7 +489,7 @@ class AsyncRemoteManager:
         """
         query: dict[str, Any] = {"agent": agent, "state": state, "parent": parent, "engine": engine, "since": since}
         query |= {"labels": labels and json.dumps(dict(labels)), "tenant": tenant, **self._all(user_id)}
-        query |= {"cursor": cursor, "limit": most(limit)}
+        query |= {"cursor": cursor, "limit": most(limit), "among": among}
         return page_of(await self._ask("GET", "runs", whose=self._whose(user_id), query=query), run_of)
 
     @checked(

@@ -23,6 +23,7 @@ from turnwise.actors.cluster.actor_lookup import _LookupOfOne
 from turnwise.actors.cluster.calls.request_batching import _BATCHERS, RequestBatcher
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.hosting.wire import Message, PackedOutcome, PackedTurn, SessionRef, StartAnswer
+from turnwise.actors.hosting.wire_version import packed
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
@@ -35,7 +36,6 @@ from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.memory.tokens.counter import ByteCounter
-from turnwise.memory.values.wire_version import packed
 from turnwise.strategies.trim import Trim
 from turnwise.testing.schedules import inline
 

@@ -285,13 +285,16 @@ async def list_runs(
     engine: Annotated[str | None, Query(description="Only runs of the engine of this name.")] = None,
     since: Annotated[float | None, Query(description="Only if created at this time or later.")] = None,
     tenant: OfTenant = None,
+    among: Annotated[
+        int | None, Query(ge=1, description="Only runs of so many sessions, those that changed last.")
+    ] = None,
     all: OfAll = False,
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> RunPage:
     check_may_name(caller, tenant)
     query: dict[str, Any] = {"agent": agent, "state": state, "parent": parent, "labels": labels, "since": since}
-    query |= {"engine": engine, "tenant": tenant}
+    query |= {"engine": engine, "tenant": tenant, "among": among}
     return RunPage.of(await caller.manager.runs(user_id=users_of(caller, all), cursor=cursor, limit=limit, **query))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from turnwise.actors.client.services.stored_conversations import StoredConversations
-from turnwise.actors.hosting.gc_tuning import collect_rarely
+from turnwise.actors.hosting.process_memory import collect_rarely
 from turnwise.actors.hosting.store_spec import StoreSpec
 from turnwise.memory.files.access import access_to
 from turnwise.memory.files.records import FileLimits

@@ -269,8 +269,8 @@ class OpenAIRunner:
         """Return whether the error says that no connection was made."""
         import httpx2
 
-        is_connection = isinstance(error, self._library.APIConnectionError)
-        return is_connection and isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout)
+        cause = error.__cause__ if isinstance(error, self._library.APIConnectionError) else None
+        return isinstance(cause, httpx2.ConnectError | httpx2.ConnectTimeout)
 
     def _may_answer(self, error: BaseException | None) -> bool:
         """Return whether the server may still be at work on the request; then another one would take as long."""

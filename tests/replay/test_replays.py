@@ -452,12 +452,13 @@ def test_an_engine_that_calls_its_tools_by_itself_is_refused(manager: SessionMan
     class Framework(EchoEngine):
         calls_its_tools = True
 
-    for engine in (
+    engines: list[Any] = [
         Framework(),
         {"echo": EchoEngine(), "framework": Framework()},
         Shadow(Framework(), EchoEngine(), sink=print),
         {"echo": EchoEngine(), "beside": Shadow(Framework(), EchoEngine(), sink=print)},
-    ):
+    ]
+    for engine in engines:
         with pytest.raises(InvalidInputError, match="could change something"):
             replay(manager, engine=engine)
         with pytest.raises(InvalidInputError, match=r"floor.*could change something"):

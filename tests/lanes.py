@@ -70,6 +70,7 @@ MORE = [
     "project/test_wheel.py",
     "project/test_bench_peers.py",
     "project/test_fork_server.py",
+    "replay/test_report_in_a_browser.py",
     "console/*_on_ray.py",
     "console/test_console_[fqsw]*.py",
     "examples/*.py",

@@ -18,7 +18,6 @@ from turnwise.memory.conversation.blocks import Block, ToolResult, ToolUse, answ
 from turnwise.memory.conversation.calls.call_pairs import CallPairs
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.turns import Turn
-from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.longterm.model_usage import Bill
 
 MAX_STEPS = 20
@@ -34,7 +33,6 @@ class BesideAnswer:
     """The calls that it wanted, in order."""
     missing: list[ToolUse] = field(default_factory=list)
     """Those of them that the run has not made, so that they have no result."""
-    usage: Usage = field(default_factory=Usage)
 
 
 class ResultsOfRun:
@@ -77,15 +75,10 @@ async def answer_beside(
         Exception: any error of the candidate.
     """
     results = ResultsOfRun(output)
-
-    def charge(usage: Usage, model: str | None) -> None:
-        answer.usage += usage
-        bill(usage, model)
-
     added: list[Block] = []
     for _ in range(MAX_STEPS):
         turn = request.answered(added)
-        context = _Beside(session, charge, record, candidate)
+        context = _Beside(session, bill, record, candidate)
         try:
             answer.text = answer_text(await ask_turn(candidate, turn, context, off_loop, grace_s))
         except _CallsTools as wanted:

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 from turnwise.memory.conversation.usage import Usage
 
-Bill = Callable[[Usage, str | None], None]
+Bill = Callable[[Usage, str | None], object]
 """Called with usage and the name of its model (None if unknown)."""
 
 _bill: ContextVar[Bill | None] = ContextVar("turnwise_model_usage", default=None)

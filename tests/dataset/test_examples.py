@@ -11,6 +11,7 @@ import pytest
 from turnwise import AsyncSessionManager, EchoEngine, SessionManager
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.dataset import AsyncExamples, Examples, Selection
+from turnwise.dataset.pairs import EQUAL, NO_VERSIONS
 from turnwise.dataset.reading import PAGE
 from turnwise.errors import ConfigError, InvalidInputError, StillEncryptedError
 from turnwise.memory.conversation.blocks import Image, System, Text
@@ -188,6 +189,33 @@ def test_each_text_is_redacted_and_a_refused_one_drops_its_example(store_url: st
         assert list(examples) == [] and examples.left_out["examples that the redaction left out"] == 1
         with pytest.raises(InvalidInputError, match="must return a text"):
             read(manager, redact=lambda _: 1)
+
+
+def test_numbers_in_arguments_are_redacted_as_texts(tmp_path: Path) -> None:
+    call = {"name": "ring", "arguments": '{"phone": 41791234567, "times": [2], "loud": true}'}
+    messages = [
+        {"role": "user", "content": "Ring me."},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": call}]},
+        {"role": "tool", "tool_call_id": "c", "content": "done"},
+        {"role": "assistant", "content": "Done."},
+    ]
+    with manager_of(f"sqlite:///{tmp_path}/chats.db") as manager:
+        manager.import_messages("chat", messages, "openai_chat", user_id="ann", metadata=YES)
+        (example,) = read(manager, kind="tools", redact=lambda text: text.replace("41791234567", "[phone]"))
+    arguments = json.loads(example["messages"][1]["tool_calls"][0]["function"]["arguments"])
+    assert arguments == {"phone": "[phone]", "times": [2], "loud": True}
+
+
+def test_conversations_without_pairs_are_counted_by_reason(tmp_path: Path) -> None:
+    with manager_of(f"sqlite:///{tmp_path}/chats.db", ScriptedEngine(["one", "two", "three"])) as manager:
+        manager.open("single", user_id="ann", metadata=YES).run("hello").wait()
+        chat = manager.open("equal", user_id="ann", metadata=YES)
+        chat.run("hello").wait()
+        chat.rerun().wait()
+        examples = Examples(manager, Selection(consent=YES, kind="preference", replaced_is_worse=False))
+        assert list(examples) == []
+    assert examples.left_out[NO_VERSIONS] == 1
+    assert examples.left_out[EQUAL] == 1
 
 
 CALLED = [

@@ -148,12 +148,12 @@ def follow(client: httpx.Client, run: str, after: int = 0, most: int = 10_000) -
     return numbered
 
 
-INSTALLED = {"turnwise", "ray", "rich", "fastapi", "uvicorn", "httpx2", "mcp"}
+INSTALLED = {"turnwise", "ray", "rich", "numpy", "openai", "fastapi", "uvicorn", "httpx2", "mcp"}
 """What `pip install turnwise[http,mcp]` and `ray[serve]` bring, as far as examples import it."""
 
 NAMES = sorted(file.relative_to(EXAMPLES).as_posix() for file in EXAMPLES.rglob("*.py"))
 
-FRAMEWORKS = {"agents", "langchain_core", "langgraph", "openai", "pydantic_ai"}
+FRAMEWORKS = {"agents", "langchain_core", "langgraph", "pydantic_ai"}
 """What examples of adapters import, which say so."""
 
 
@@ -164,7 +164,7 @@ def test_an_example_of_an_adapter_has_at_most_40_lines_and_is_run(name: str) -> 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_example_is_one_file_that_says_first_what_it_shows_and_what_to_install(name: str) -> None:
+def test_an_example_says_first_what_it_shows_and_what_to_install(name: str) -> None:
     text = (EXAMPLES / name).read_text(encoding="utf-8")
     first = text.splitlines()[0]
     assert first.startswith('"""') and first.endswith(".") and len(first) > 40
@@ -173,5 +173,6 @@ def test_an_example_is_one_file_that_says_first_what_it_shows_and_what_to_instal
     names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
     names |= {str(node.module) for node in imports if isinstance(node, ast.ImportFrom)}
     available = INSTALLED | FRAMEWORKS if name.startswith("adapters/") else INSTALLED
+    available |= {beside.stem for beside in (EXAMPLES / name).parent.glob("*.py")}
     assert {name.partition(".")[0] for name in names} <= available | sys.stdlib_module_names
     assert f"`{name}`" in (EXAMPLES.parent / "docs/examples.md").read_text(encoding="utf-8")

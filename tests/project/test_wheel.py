@@ -42,20 +42,10 @@ for name in modules:
 def modules_in_tree() -> set[str]:
     package = ROOT / "src/turnwise"
     files = {f"turnwise/{path.name}" for path in package.glob("*.py*")} | {"turnwise/py.typed"}
-    for room in (
-        "adapters",
-        "cli",
-        "client",
-        "conformance",
-        "console",
-        "dataset",
-        "http",
-        "replay",
-        "telemetry",
-        "testing",
-    ):
+    rooms = ["adapters", "cli", "client", "conformance", "console", "dataset", "http", "replay", "telemetry", "testing"]
+    for room in rooms:
         files |= {f"turnwise/{path.relative_to(package).as_posix()}" for path in (package / room).rglob("*.py*")}
-    files = {file for file in files if "__pycache__" not in file} | {"turnwise/replay/report.html"}
+    files = {file for file in files if "__pycache__" not in file} | {"turnwise/replay/report/report.html"}
     for folder in ("actors", "memory", "strategies"):
         files |= {
             f"turnwise/{path.relative_to(ROOT).as_posix()}"

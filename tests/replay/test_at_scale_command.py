@@ -27,7 +27,7 @@ def test_the_command_stops_at_a_budget_and_goes_on(store: str, tmp_path: Path, m
     command = ["replay", store, "--engine", "echo_engines:echo", "--out", str(tmp_path / "report"), "--at-once", "1"]
     first = testing.CliRunner().invoke(app, [*command, "--max-tokens", "1"])
     assert first.exit_code == 0, first.stderr
-    assert "1 turns of 1 conversations" in first.stdout
+    assert "1 turn of 1 conversation" in first.stdout
     assert "2 conversations have turns that were not asked: the budget is used up" in first.stdout
     whole = testing.CliRunner().invoke(app, [*command, "--at-scale", "--requests-per-minute", "6000", "--json"])
     assert whole.exit_code == 0, whole.stderr

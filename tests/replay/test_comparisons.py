@@ -7,39 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnwise import EchoEngine, OpenAIEngine, Usage
+from replays import answer, turn
+from turnwise import EchoEngine, OpenAIEngine
 from turnwise.errors import ConfigError, InvalidInputError
 from turnwise.memory.values.records import replace
 from turnwise.replay import Answer, Call, Condition, FunctionGrader, ModelGrader, TurnReplay
 from turnwise.replay.comparing import Comparing, different_fields, is_refusal, normalised
 from turnwise.replay.statistics import DRAWS, Summing, difference
 from turnwise.testing import LocalProvider
-
-
-def answer(text: str = "", *, cost: float = 0.0, **fields: Any) -> Answer:
-    return Answer(text=text, usage=Usage(cost=cost), **{"status": "completed", **fields})
-
-
-def turn(was: Answer, now: Answer, *, session: str = "chat", floor: Answer | None = None, **fields: Any) -> TurnReplay:
-    comparing = Comparing()
-    values: dict[str, Any] = {
-        "session_id": session,
-        "user_id": "ann",
-        "agent": None,
-        "turn_index": 0,
-        "run_id": "run",
-        "labels": {},
-        "created_at": 0.0,
-        "position": 0,
-        "window_blocks": 0,
-        "prompt": "Why?",
-        "recorded": was,
-        "answer": now,
-        "change": asyncio.run(comparing.change(was, now)),
-        "floor": floor,
-        "floor_change": floor and asyncio.run(comparing.change(was, floor)),
-    }
-    return TurnReplay(**{**values, **fields})
 
 
 def change(was: Answer, now: Answer, **options: Any) -> dict[str, Any]:
@@ -90,7 +65,14 @@ def test_an_embedding_says_how_similar_texts_are(is_async: bool) -> None:
         ("I'm sorry, but I can't help with that.", True),
         ("I cannot assist with this request.", True),
         ("Sorry, I am unable to provide that information.", True),
+        ("I\u2019m sorry, but I can\u2019t give you instructions for that.", True),
+        ("Unfortunately, I won't be able to assist you.", True),
+        ("As an AI language model, I cannot engage in this.", True),
+        ("I must respectfully decline.", True),
         ("I can't wait to help you!", False),
+        ("Sorry, I can't find this order: which number has it?", False),
+        ("I can't give you a better price than 30 euros, which includes mail.", False),
+        ("We need to refuel first.", False),
         ("Sorry for the delay: your order has shipped.", False),
         ("You cannot help that.", False),
     ],
@@ -140,9 +122,9 @@ def test_a_ratio_is_one_of_sums_and_its_interval_holds_it() -> None:
 
 
 def test_turns_of_one_conversation_count_as_one_draw() -> None:
-    """So 400 turns of 8 conversations are less sure than 400 turns of 400 conversations."""
+    """So 400 turns of 10 conversations are less sure than 400 turns of 400 conversations."""
     widths = []
-    for conversations in (8, 400):
+    for conversations in (10, 400):
         summing, random = Summing(), np.random.default_rng(1)
         cost_of = random.normal(2, 1, conversations)
         for number in range(400):
@@ -175,7 +157,7 @@ def test_one_conversation_has_no_interval_and_equal_seeds_give_equal_ones() -> N
     assert summing.summary().all.metrics["different"].change.low is None
     again = [Summing(seed=4), Summing(seed=4)]
     for each in again:
-        for number in range(5):
+        for number in range(12):
             each.add(turn(answer(cost=1), answer(cost=number), session=str(number)))
     assert again[0].summary() == again[1].summary()
     assert DRAWS >= 1000
@@ -209,7 +191,14 @@ def test_groups_are_by_label_agent_and_length() -> None:
     summing.add(turn(answer("a"), answer("a"), agent="help", window_blocks=12, session="two"))
     summary = summing.summary()
     found = {group.name: group.metrics["different"].replayed for group in summary.groups}
-    assert found == {"agent=help": 0.0, "agent=sales": 1.0, "channel=mail": 1.0, "length>=0": 1.0, "length>=10": 0.0}
+    assert found == {
+        "(none)": 0.0,
+        "agent=help": 0.0,
+        "agent=sales": 1.0,
+        "channel=mail": 1.0,
+        "length>=0": 1.0,
+        "length>=10": 0.0,
+    }
     assert summary.all.metrics["different"].replayed == 0.5
 
 
@@ -258,7 +247,7 @@ def test_a_condition_compares_with_the_record(text: str, is_met: bool) -> None:
     for number in range(20):
         now = answer("b", cost=1.2, is_refusal=number % 2 == 0)
         summing.add(turn(answer("a", cost=1.0), now, session=str(number), grades={"kind": -1.0}))
-    assert bool(Condition.parse(text, ("kind",)).met(summing.summary())) is is_met
+    assert bool(Condition.parse(text, ("kind",)).check(summing.summary()).met) is is_met
 
 
 @pytest.mark.parametrize(
@@ -283,7 +272,6 @@ def test_a_model_grades_in_both_orders_and_must_not_depend_on_them() -> None:
         "fair": prefer_better,
         "first": lambda _: '{"why": "", "better": "first"}',
         "neither": lambda _: '{"why": "", "better": "neither"}',
-        "broken": lambda _: "no JSON",
     }.items():
         with LocalProvider(reply=reply) as provider:
             grader = ModelGrader(name, OpenAIEngine("local", base_url=provider.base_url), "Which is better?")
@@ -292,7 +280,15 @@ def test_a_model_grades_in_both_orders_and_must_not_depend_on_them() -> None:
             assert "Which is better?" in str(provider.requests[0].body["messages"][0])
             worse = asyncio.run(grader.grade(replace(replay, recorded=replay.answer), replay.recorded))
             assert name != "fair" or worse == -1.0
-    assert grades == {"fair": 1.0, "first": 0.0, "neither": 0.0, "broken": None}
+    assert grades == {"fair": 1.0, "first": 0.0, "neither": 0.0}
+
+
+def test_a_model_without_a_verdict_leaves_the_turn_without_the_grade() -> None:
+    with LocalProvider(reply=lambda _: "no JSON") as provider:
+        grader = ModelGrader("broken", OpenAIEngine("local", base_url=provider.base_url), "Which is better?")
+        graded = asyncio.run(Comparing(graders=[grader]).graded(turn(answer("a"), answer("b"))))
+    assert graded.grades == {}
+    assert "no verdict: 'no JSON'" in graded.grader_errors["broken"]
 
 
 def test_an_engine_without_typed_answers_cannot_grade() -> None:

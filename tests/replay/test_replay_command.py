@@ -17,7 +17,7 @@ from turnwise.replay import FunctionGrader, RecordedTools
 
 echo = EchoEngine()
 new = FunctionEngine(lambda turn: "something quite different")
-length = FunctionGrader("length", lambda turn, answer: len(answer.text))
+size = FunctionGrader("how long", lambda turn, answer: len(answer.text))
 refuses = lambda answer: "quite different" in answer.text
 simulated = lambda call, output: "a result"
 tools = RecordedTools(otherwise="error")
@@ -45,7 +45,7 @@ def store(tmp_path: Path) -> str:
 def test_the_command_replays_prints_and_writes(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_engines.py").write_text(ENGINES, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    options = ["--engine", "my_engines:new", "--floor", "my_engines:echo", "--grader", "my_engines:length"]
+    options = ["--engine", "my_engines:new", "--floor", "my_engines:echo", "--grader", "my_engines:size"]
     done = turnwise(
         "replay", store, *options, "--out", str(tmp_path / "report"), "--user", "ann", "--label", "channel=mail"
     )
@@ -53,13 +53,13 @@ def test_the_command_replays_prints_and_writes(store: str, tmp_path: Path, monke
     rows = [line.split("\t") for line in done.stdout.splitlines()]
     (different,) = [row for row in rows if row[0] == "different answers"]
     assert different[2:4] == ["0.0%", "100.0%"]
-    assert any(row[0] == "length" for row in rows)
+    assert any(row[0] == "how long" for row in rows)
     assert "4 turns of 2 conversations" in done.stdout
     assert (tmp_path / "report/report.html").exists()
     assert turnwise("replay", store, "--check").stdout == "turns\trequest\n4\texact\n"
     failed = turnwise("replay", store, "--engine", "my_engines:new", "--fail-if", "different > 20%", "--json")
-    assert failed.exit_code == 1
-    assert json.loads(failed.stdout)["failed"] == ["different > 20%"]
+    assert failed.exit_code == 3
+    assert json.loads(failed.stdout)["failed"] == ["different > 20%: it is 100.0%, of 4 turns"]
     assert "different > 20%" in failed.stderr
     for words, said in (
         (["--engine", "my_engines:none"], "PYTHONPATH"),

@@ -337,15 +337,16 @@ def test_usage_costs_and_the_first_token_are_recorded(manager: SessionManager) -
 
 def test_graders_grade_the_new_answer_and_the_floor(manager: SessionManager) -> None:
     talk(manager, "chat", "one")
-    length = FunctionGrader("length", lambda turn, answer: len(answer.text))
+    length = FunctionGrader("size", lambda turn, answer: len(answer.text))
 
     def broken(turn: object, answer: object) -> float:
         raise ValueError
 
     graders = [length, FunctionGrader("broken", broken)]
     result = replay(manager, engine=FunctionEngine(shout), floor=EchoEngine(), graders=graders)
-    assert (result.turns[0].grades, result.turns[0].floor_grades) == ({"length": 4.0}, {"length": 3.0})
-    assert result.summary.all.metrics["length"].turns == 1
+    assert (result.turns[0].grades, result.turns[0].floor_grades) == ({"size": 4.0}, {"size": 3.0})
+    assert result.summary.all.metrics["size"].turns == 1
+    assert result.turns[0].grader_errors == {"broken": "ValueError"}
 
 
 def test_a_cancelled_replay_stops_its_engines(url: str) -> None:

@@ -10,12 +10,22 @@ from typing import Any
 import pytest
 from typer import testing
 
-from turnwise import AsyncSessionManager, EchoEngine, InProcess, SessionManager, tool
+from turnwise import (
+    AsyncSessionManager,
+    EchoEngine,
+    InProcess,
+    OpenAIEngine,
+    Price,
+    SessionConfig,
+    SessionManager,
+    tool,
+)
 from turnwise.cli import app
 from turnwise.engines import FunctionEngine, Shadow
 from turnwise.errors import InvalidInputError, RunFailedError
 from turnwise.memory.conversation.blocks import ToolResult, ToolUse
 from turnwise.replay import AtScale, FunctionGrader, Replay, Selection, ShadowRecords, replay
+from turnwise.testing import LocalProvider
 
 PROMPTS = ("Hello.", "And now?", "Goodbye.")
 
@@ -83,7 +93,8 @@ def test_records_with_texts_say_what_a_replay_says(tmp_path: Path) -> None:
         "knows",
     )
     assert {name: means(found)[name] for name in measures} == {name: means(asked)[name] for name in measures}
-    assert means(found)["stopped"][1] == pytest.approx(2 / 3) and found.failed == ("stopped > 50%",)
+    assert means(found)["stopped"][1] == pytest.approx(2 / 3)
+    assert found.failed[0].startswith("stopped > 50%: it is 66.7%")
     greeted = [turn for turn in found.turns if turn.prompt == "Hello."]
     assert [turn.answer.text for turn in greeted] == ["I know. Hello."] * 2
     assert {group.name for group in found.summary.groups} >= {"agent=one", "agent=two"}
@@ -92,16 +103,41 @@ def test_records_with_texts_say_what_a_replay_says(tmp_path: Path) -> None:
     assert (some.summary.turns, some.summary.conversations) == (2, 1)
 
 
+@pytest.mark.parametrize("is_priced", [True, False])
+def test_records_have_the_cost_of_the_candidate(is_priced: bool, tmp_path: Path) -> None:
+    with LocalProvider(reply="Yes.") as provider:
+        now, new = (OpenAIEngine(name, base_url=provider.base_url) for name in ("now", "new"))
+        prices = {"now": Price(input=1, output=1), "new": Price(input=3, output=3)}
+        config = SessionConfig(prices=prices if is_priced else {"now": prices["now"]})
+        engine = Shadow(now, new, share=1, sink=tmp_path / "shadows")
+        with SessionManager(
+            f"sqlite:///{tmp_path}/chats.db", engine=engine, config=config, placement=InProcess()
+        ) as manager:
+            manager.open("one").run("Hello.").wait()
+            end = time.monotonic() + 30
+            while not (lines := [*(tmp_path / "shadows").glob("*")]) or not lines[0].read_text().endswith("\n"):
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            record = json.loads(lines[0].read_text())
+            assert record["model"] == "new" and ("cost" in record["usage"]) is is_priced
+            options: dict[str, Any] = {"engine": ShadowRecords(tmp_path / "shadows"), "fail_if": "cost > 1.1x"}
+            found = replay(manager, **options)
+            assert bool(found.undecided) is not is_priced and found.failed
+            assert not replay(manager, **options, prices=prices).undecided
+            texts = replay(manager, **{**options, "fail_if": "refusals > +1%"})
+            assert "Shadow(texts=True)" in texts.undecided[0]
+
+
 async def test_records_without_texts_have_measures_only(tmp_path: Path) -> None:
     url, records = talked(tmp_path, texts=False)
     async with AsyncSessionManager(url, engine=EchoEngine(), placement=InProcess()) as manager:
         found = await replay(manager, engine=ShadowRecords(str(records)), out=tmp_path / "out")
-    assert (means(found)["different"][1], means(found)["seconds"][2]) == (1.0, 6)
+    assert (means(found)["different"][1], means(found)["seconds"][2]) == (1.0, 2), "stopped ones have no time"
     assert [means(found)[name][2] for name in ("length", "refusals", "cut", "first_token_s")] == [0, 0, 0, 0]
     (one, _) = [turn for turn in found.turns if turn.prompt == "Hello."]
     assert 0 < one.change["similarity"] < 1 and one.answer.text == ""
     lines = (tmp_path / "out/turns.jsonl").read_text(encoding="utf-8").splitlines()
-    assert json.loads(lines[0])["answer"]["unknown"] == ["cut", "first_token_s", "length", "refusals"]
+    assert json.loads(lines[0])["answer"]["unknown"] == ["cost", "cut", "first_token_s", "length", "refusals"]
 
 
 def test_runs_without_an_answer_and_deleted_sessions_are_left_out(tmp_path: Path) -> None:
@@ -120,7 +156,7 @@ def test_the_command_compares_a_folder_of_records(tmp_path: Path) -> None:
     url, records = talked(tmp_path, texts=True)
     words = ["replay", url, "--shadow", str(records), "--fail-if", "different > 50%"]
     failed = testing.CliRunner().invoke(app, words)
-    assert failed.exit_code == 1 and "6 turns of 2 conversations" in failed.stdout
+    assert failed.exit_code == 3 and "6 turns of 2 conversations" in failed.stdout
     assert "different > 50%" in failed.stderr
     both = testing.CliRunner().invoke(app, [*words, "--model", "m"])
     assert both.exit_code == 2 and "--shadow" in both.stderr

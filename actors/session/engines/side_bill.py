@@ -23,11 +23,16 @@ class SideBill:
         self._spending = spending
         self._transactor = transactor
 
-    def charge(self, kind: SpentOn, usage: Usage, model: str | None, *, engine: str = "") -> None:
-        """Add the usage of a model call, which belongs to a run with this engine if it has a name."""
+    def charge(self, kind: SpentOn, usage: Usage, model: str | None, *, engine: str = "") -> Usage:
+        """Add the usage of a model call, which belongs to a run with this engine if it has a name.
+
+        Returns:
+            The usage with its cost.
+        """
         with suppress(EngineError):  # without a price, it has no cost
             usage = self._spending.price(usage, model)
         self._transactor.add_unbilled(Spent.on(usage, kind=kind, model=model or "", engine=engine))
+        return usage
 
     def of(self, kind: SpentOn) -> AbstractContextManager[None]:
         """Return a context in which the model calls of memories are charged, under this kind."""

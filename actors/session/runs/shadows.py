@@ -96,6 +96,13 @@ class Shadows:
         loop, answer, status, error = asyncio.get_running_loop(), BesideAnswer(), "answered", None
         grace_s, began = self._engines.config.cancel_grace_s, asyncio.get_running_loop().time()
         output = await self._journal.blocks.read(turn.output)
+        spent, models = Usage(), list[str | None]([None])
+
+        def bill(usage: Usage, model: str | None) -> None:
+            nonlocal spent
+            spent += self._bill.charge("shadow", usage, model, engine=run.engine_name)
+            models.append(model or models[-1])
+
         ask = partial(
             answer_beside,
             shadow.candidate,
@@ -104,7 +111,7 @@ class Shadows:
             end,
             answer,
             session=run.session,
-            bill=partial(self._bill.charge, "shadow", engine=run.engine_name),
+            bill=bill,
             off_loop=self._engines.off_loop,
             grace_s=grace_s,
         )
@@ -120,7 +127,8 @@ class Shadows:
         record = self._about(end) | {
             "status": status,
             "seconds": round(loop.time() - began, 6),
-            "usage": _numbers(answer.usage),
+            "model": models[-1],
+            "usage": _numbers(spent),
             "similarity": _similarity(answer.text, answer_text(output)) if status == "answered" else None,
             "calls": [use.name for use in answer.calls],
             "missing": [use.name for use in answer.missing],

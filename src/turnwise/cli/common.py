@@ -313,6 +313,8 @@ def imported(option: str, path: str) -> Any:
         ConfigError: it cannot be imported.
     """
     module, _, name = path.partition(":")
+    if not (module and name):
+        raise ConfigError(option, path, "write module:object, such as my_agents:candidate")
     try:
         return attrgetter(name)(importlib.import_module(module))
     except Exception as error:  # a module may raise anything

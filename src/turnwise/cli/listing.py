@@ -160,10 +160,12 @@ async def _runs(store: str, history: str | None, session: str | None, query: dic
 
         print_json(RunPage.of(page))
         return
-    names = ("run", "session", "user", "turn", "state", "model", "tokens", "seconds", "created", "why")
+    has_engines = len({run.engine for run in page}) > 1
+    engine = ("engine",) if has_engines else ()
+    names = ("run", "session", "user", "turn", "state", *engine, "model", "tokens", "seconds", "created", "why")
     columns = [Column(name, right=name in ("turn", "tokens", "seconds"), cut=name == "why") for name in names]
     now = time.time()
-    print_table(columns, [_run_row(run, now) for run in page])
+    print_table(columns, [_run_row(run, now, has_engines=has_engines) for run in page])
     _note_more(page, "runs")
 
 
@@ -187,7 +189,7 @@ def _matches(record: RunRecord, query: Mapping[str, Any]) -> bool:
     return all(query[name] in (None, getattr(record, name)) for name in ("state", "parent", "engine"))
 
 
-def _run_row(record: RunRecord, now: float) -> list[Cell]:
+def _run_row(record: RunRecord, now: float, *, has_engines: bool) -> list[Cell]:
     spent = record.usage
     return [
         record.run_id,
@@ -195,6 +197,7 @@ def _run_row(record: RunRecord, now: float) -> list[Cell]:
         record.user_id,
         str(record.turn_index),
         (record.state, _STYLES.get(record.state, "")),
+        *([record.engine or ""] if has_engines else []),
         record.model or "",
         number(spent.input_tokens + spent.output_tokens) if spent else "",
         f"{spent.seconds:.1f}" if spent else "",

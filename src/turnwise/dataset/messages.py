@@ -160,9 +160,15 @@ def _redacted(block: AnyBlock, redact: Redact) -> AnyBlock:
 
 
 def _values(value: Any, redact: Redact) -> Any:
-    """Return JSON with each text in it redacted. The names of its fields stay, as the tool declares them."""
+    """Return JSON with each value in it redacted. The names of its fields stay, as the tool declares them.
+
+    Numbers are redacted as their text in JSON; a number that is changed becomes the text.
+    """
     if isinstance(value, str):
         return redact(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        changed = redact(text := json.dumps(value))
+        return value if changed == text else changed
     if isinstance(value, Mapping):
         return FrozenDict({name: _values(inner, redact) for name, inner in value.items()})
     if isinstance(value, Sequence):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -44,10 +45,21 @@ class _Version:
         return self.score or 0.0, self.is_shown, self.turn.record.index
 
 
-async def pairs_of(store: SessionStore, turns: SessionTurns, selection: Selection) -> AsyncIterator[Pair]:
-    """Yield the pairs of a session: of versions with the same prompt, the best one beside each one that is worse."""
+NO_VERSIONS = "conversations without two answers to a prompt (a mark alone makes no pair: ask again by rerun)"
+EQUAL = "other versions whose marks are equal to those of the best one, or whose texts are"
+
+
+async def pairs_of(
+    store: SessionStore, turns: SessionTurns, selection: Selection, left_out: Counter[str]
+) -> AsyncIterator[Pair]:
+    """Yield the pairs of a session: of versions with the same prompt, the best one beside each one that is worse.
+
+    Args:
+        left_out: counts conversations and versions that make no pair, by reason.
+    """
     branches = turns.session.branches
     places = {tuple(version.turn_index for version in versions_of(branches, start)) for start, _ in branches}
+    has_versions = False
     for indexes in sorted(place for place in places if len(place) > 1):
         by_prompt: list[list[_Version]] = []
         for index in indexes:
@@ -64,12 +76,15 @@ async def pairs_of(store: SessionStore, turns: SessionTurns, selection: Selectio
         for group in by_prompt:
             best = max(group, key=lambda version: version.rank)
             worse = [version.turn for version in group if _is_worse(version, best, selection)]
+            has_versions = has_versions or len(group) > 1
+            left_out[EQUAL] += len(group) - 1 - len(worse)
             before = await turns.below(indexes[0]) if worse else None
             if before is None or not continues(best.turn, (turn.spans for turn in before)):
                 continue
             for turn in worse:
                 if continues(turn, (earlier.spans for earlier in before)):
                     yield Pair(before, best.turn, turn)
+    left_out[NO_VERSIONS] += not has_versions
 
 
 def prompt_blocks(pair: Pair) -> list[AnyBlock]:

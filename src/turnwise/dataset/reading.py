@@ -100,7 +100,7 @@ async def _examples_of(
 ) -> AsyncIterator[Example]:
     turns = SessionTurns(store, session, selection, left_out)
     if selection.kind == "preference":
-        async for pair in pairs_of(store, turns, selection):
+        async for pair in pairs_of(store, turns, selection, left_out):
             if await _are_unchanged(turns, pair.turns, left_out) and (
                 example := _made(partial(_preference, pair, selection), left_out)
             ):

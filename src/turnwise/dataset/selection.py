@@ -53,8 +53,8 @@ class Selection:
     """Whether system prompts that are stored in the conversation come along; or the text that is put in their place.
     Those of engines are not stored."""
     redact: Callable[[str], str | None] | None = None
-    """Gets each text: prompts, answers, system prompts, each text in a call's arguments, each result. Returns the text
-    that comes along; None leaves the whole example out."""
+    """Gets each text: prompts, answers, system prompts, each text and number in a call's arguments, each result.
+    Returns the text that comes along; None leaves the whole example out."""
     tools: Sequence[Mapping[str, Any]] = ()
     """Of `kind="tools"`: the tools of the model, as declared to OpenAI; those of the manager's engines if empty. Tools
     of single runs are added."""

@@ -17,6 +17,7 @@ from turnwise.errors import InvalidInputError, shown
 from turnwise.memory.values.records import replace
 from turnwise.replay.grading import FunctionGrader, Grader
 from turnwise.replay.records import REFUSED_CODES, REFUSED_REASONS, Answer, TurnReplay
+from turnwise.replay.statistics import AMOUNTS, CHANGES, RATES
 
 Embedding = Callable[[Sequence[str]], Sequence[Sequence[float]] | Awaitable[Sequence[Sequence[float]]]]
 """Returns a vector for each text."""
@@ -24,13 +25,25 @@ Embedding = Callable[[Sequence[str]], Sequence[Sequence[float]] | Awaitable[Sequ
 Refusal = Grader | Callable[[Answer], bool | Awaitable[bool | None] | None]
 """Says whether an answer is a refusal."""
 
+_SORRY = r"i('m| am)( very| so| really)? sorry|sorry|i apologi[sz]e|my apologies|unfortunately"
+
+_CANNOT = (
+    r"(i|we)('m| am| are)? (can(no|')t|can not|won't be able to|won't|will not|unable to|not able to|"
+    r"must decline|have to decline)"
+)
+
 _REFUSAL = re.compile(
-    r"^\W*(i('m| am)( very| so)? sorry|sorry|i apologi[sz]e|unfortunately)?\W*(but )?(i|we)('m| am| are)? "
-    r"(can(no|')t|can not|won't|will not|unable to|not able to|must decline|have to decline)\b(?! wait).{0,40}"
-    r"\b(help|assist|do that|provide|comply|answer|discuss|share|with th(at|is))",
+    rf"^\W*({_SORRY})?\W*(but )?(as an ai( \w+){{0,3}}, )?({_CANNOT})\b(?! wait).{{0,40}}"
+    r"\b(help|assist|do that|provide|comply|answer|discuss|share|with th(at|is)|fulfil|engage in|participate)"
+    rf"|^\W*({_SORRY})\W*(but )?({_CANNOT}) (\w+ly )?"
+    r"(give|offer|write|create|generate|produce|support|continue|recommend|advise|describe|explain)\b"
+    rf"|^\W*(({_SORRY})\W*(but )?)?(i|we) (must|have to|need to) (\w+ly )?(decline|refuse)\b",
     re.IGNORECASE,
 )
-"""The beginning of an answer that declines, in English."""
+"""The beginning of an answer that declines, in English: see docs/guides/replay.md."""
+
+_BEGINNING = 300
+"""How many characters of an answer are its beginning."""
 
 MAX_TEXT = 20_000
 """How much of two texts is compared for their similarity, in characters."""
@@ -41,7 +54,7 @@ class Comparing:
     """Compares answers: text, fields of structured answers, and tool calls; and has graders grade them.
 
     Raises:
-        InvalidInputError: two graders have the same name.
+        InvalidInputError: two graders have the same name, or one has that of a measure.
     """
 
     embedding: Embedding | None = None
@@ -61,6 +74,8 @@ class Comparing:
         names = [grader.name for grader in self.graders]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise InvalidInputError("graders", shown(twice), "two graders have this name: rename one")
+        if measure := next((name for name in names if name in (*AMOUNTS, *RATES, *CHANGES)), None):
+            raise InvalidInputError("graders", shown(measure), "a measure has this name: rename the grader")
 
     async def change(self, was: Answer, now: Answer, *, is_json: bool = False) -> dict[str, Any]:
         """Return how an answer differs from the recorded one.
@@ -96,31 +111,42 @@ class Comparing:
         lengths = math.hypot(*one) * math.hypot(*other)
         return round(float(product / lengths), 4) if lengths else 0.0
 
-    async def _refuses(self, replay: TurnReplay, answer: Answer) -> Answer:
+    async def _refuses(self, replay: TurnReplay, answer: Answer, errors: dict[str, str]) -> Answer:
         decide: Any = self.refusal
         grader = decide if hasattr(decide, "grade") else FunctionGrader("refusal", lambda _, each: decide(each))
-        grade = await grader.grade(replay, answer)
+        grade = await _grade("refusal", grader, replay, answer, errors)
         return answer if grade is None else replace(answer, is_refusal=grade > 0)
 
     async def graded(self, replay: TurnReplay) -> TurnReplay:
         """Return the record with what `refusal` and the graders say of its answers."""
+        errors: dict[str, str] = {}
         if self.refusal is not None:
             replay = replace(
                 replay,
-                recorded=await self._refuses(replay, replay.recorded),
-                answer=await self._refuses(replay, replay.answer),
-                floor=replay.floor and await self._refuses(replay, replay.floor),
+                recorded=await self._refuses(replay, replay.recorded, errors),
+                answer=await self._refuses(replay, replay.answer, errors),
+                floor=replay.floor and await self._refuses(replay, replay.floor, errors),
             )
         if not self.graders:
-            return replay
+            return replace(replay, grader_errors=errors) if errors else replay
         grades: dict[str, float] = {}
         floor_grades: dict[str, float] = {}
         for grader in self.graders:
-            if (grade := await grader.grade(replay, replay.answer)) is not None:
-                grades[grader.name] = grade
-            if replay.floor and (grade := await grader.grade(replay, replay.floor)) is not None:
-                floor_grades[grader.name] = grade
-        return replace(replay, grades=grades, floor_grades=floor_grades)
+            name = grader.name
+            if (grade := await _grade(name, grader, replay, replay.answer, errors)) is not None:
+                grades[name] = grade
+            if replay.floor and (grade := await _grade(name, grader, replay, replay.floor, errors)) is not None:
+                floor_grades[name] = grade
+        return replace(replay, grades=grades, floor_grades=floor_grades, grader_errors=errors)
+
+
+async def _grade(name: str, grader: Grader, replay: TurnReplay, answer: Answer, errors: dict[str, str]) -> float | None:
+    """Return the grade of an answer; None if it has none, or if the grader fails, which is noted in `errors`."""
+    try:
+        return await grader.grade(replay, answer)
+    except Exception as error:  # noqa: BLE001 - a grader of the caller's may raise anything
+        errors.setdefault(name, f"{type(error).__name__}: {error}".removesuffix(": ")[:_BEGINNING])
+        return None
 
 
 def _change_without_text(was: Answer, now: Answer, similarity: float) -> dict[str, Any]:
@@ -169,4 +195,4 @@ def is_refusal(answer: Answer) -> bool:
     """Return whether a model refused: by a code, a stop reason, or an answer that begins by declining in English."""
     if answer.code in REFUSED_CODES or answer.stop_reason in REFUSED_REASONS:
         return True
-    return bool(_REFUSAL.match(answer.text))
+    return bool(_REFUSAL.match(answer.text[:_BEGINNING].replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")))

@@ -11,7 +11,7 @@ from typing import Any
 from turnwise.actors.inference.attempt import Attempt, Ending, leave_behind
 from turnwise.actors.inference.engine import InferenceRunner, NewEvent, SessionView, ToolStandIn
 from turnwise.actors.session.config import SessionConfig
-from turnwise.actors.session.engines.budget import price_at, priced
+from turnwise.actors.session.engines.budget import Prices, price_at, priced
 from turnwise.actors.session.engines.run_resources import RunResources
 from turnwise.actors.session.runs.stored_input import with_input
 from turnwise.actors.session.state.active_run import ActiveRun
@@ -33,6 +33,7 @@ from turnwise.memory.files.access import FileAccess
 from turnwise.memory.files.attachments import names_file, with_bytes
 from turnwise.memory.tokens.counter import RoughCounter
 from turnwise.memory.values.records import replace
+from turnwise.replay.records import Answer
 from turnwise.replay.tools import TurnTools
 
 _NEVER_S = 3600.0
@@ -95,6 +96,8 @@ class Answered:
     usage: Usage
     first_token_s: float | None
     model: str
+    is_unpriced: bool
+    """Whether a model that was asked has no price, so that the cost is unknown."""
 
 
 class _Callbacks:
@@ -119,6 +122,7 @@ class _Callbacks:
         self._front = front
         self._resources = resources
         self._files = files
+        self.is_unpriced = False
         self._now = time.time()
 
     def files_of(self, run: ActiveRun) -> None:
@@ -136,7 +140,9 @@ class _Callbacks:
 
     def price(self, run: ActiveRun, usage: Usage, model: str | None) -> Usage:
         """Return the usage with its cost, by today's prices."""
-        return priced(usage, price_at(self._resources.config.prices, model or "", self._now))
+        usage, is_unpriced = with_cost(usage, self._resources.config.prices, model, self._now)
+        self.is_unpriced = self.is_unpriced or is_unpriced
+        return usage
 
     def count_call(self, run: ActiveRun, turn: TurnRecord, answer: Sequence[Block]) -> tuple[int, int]:
         """Return the tokens of a request and of its answer, as turnwise counts those that nobody has reported."""
@@ -248,7 +254,8 @@ async def answer_turn(
     ended, new, _ = run.with_output(output, conversation.session)
     conversation.add(new)
     first = None if callbacks.first_token_at is None else callbacks.first_token_at - began
-    answered = Answered(ended, output, ending, attempt.stop_reason, run.spent, first, run.model)
+    stop_reason, is_unpriced = attempt.stop_reason, callbacks.is_unpriced
+    answered = Answered(ended, output, ending, stop_reason, run.spent, first, run.model, is_unpriced)
     run.attempt = None  # break the reference cycle, so that both objects are freed at once
     return answered
 
@@ -257,3 +264,22 @@ def resources_of(builder: Any, config: SessionConfig, off_loop: Callable[..., An
     """Return what runs of an engine use in a replay: no memories, no budgets, no telemetry."""
     config = replace(config, telemetry=None, run_budget=None, session_budget=None)
     return RunResources(builder, config, None, (), None, engine_id="replay", off_loop=off_loop)
+
+
+def with_cost(usage: Usage, prices: Prices, model: str | None, time_s: float) -> tuple[Usage, bool]:
+    """Return the usage with its cost, by the price that holds at a time; and whether its cost is unknown.
+
+    Tokens of a model without a price have an unknown cost; a price of 0 makes it known.
+    """
+    price = price_at(prices, model or "", time_s)
+    usage = priced(usage, price)
+    has_tokens = usage.input_tokens + usage.output_tokens > 0
+    return usage, has_tokens and not usage.cost and price is None
+
+
+def priced_answer(answer: Answer, prices: Prices, time_s: float) -> Answer:
+    """Return an answer with its cost, unless it has one; if there is no price, the cost is among what is unknown."""
+    usage, is_unknown = with_cost(answer.usage, prices, answer.model, time_s)
+    if is_unknown and "cost" not in answer.unknown:
+        return replace(answer, unknown=("cost", *answer.unknown))
+    return answer if usage is answer.usage else replace(answer, usage=usage)

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 from turnwise.actors.inference.completion import CompletionContext, ask
 from turnwise.actors.inference.engine import EngineBuilder, SessionView, Structured
-from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.errors import ConfigError, shown
 from turnwise.memory.conversation.blocks import Block, System, User, answer_text
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.values.frozen_json import FrozenDict
@@ -30,6 +30,8 @@ class Grader(Protocol):
     async def grade(self, replay: TurnReplay, answer: Answer) -> float | None:
         """Return the number of an answer; None if it has none, so that it is left out.
 
+        What it raises leaves the turn without this grade, and is in `TurnReplay.grader_errors`.
+
         Args:
             replay: the turn, with its prompt and the recorded answer.
             answer: the answer to grade: `replay.answer` or `replay.floor`.
@@ -40,7 +42,7 @@ class Grader(Protocol):
 class FunctionGrader:
     """Grades by a function of the turn and the answer, such as whether a text has a source.
 
-    It may be a coroutine function. An error of it leaves the turn without this grade.
+    It may be a coroutine function. An error of it leaves the turn without this grade, and is counted.
     """
 
     name: str
@@ -48,11 +50,8 @@ class FunctionGrader:
 
     async def grade(self, replay: TurnReplay, answer: Answer) -> float | None:
         """See `Grader.grade`."""
-        try:
-            made = self.function(replay, answer)
-            grade = await made if inspect.isawaitable(made) else made
-        except Exception:  # noqa: BLE001 - a function of the caller's may raise anything
-            return None
+        made = self.function(replay, answer)
+        grade = await made if inspect.isawaitable(made) else made
         return None if grade is None else float(grade)
 
 
@@ -83,7 +82,7 @@ class ModelGrader:
 
     The number is 1 if the answer is better than the recorded one, -1 if it is worse, and 0 if neither is, or if the
     model's verdict depends on the order. The order of the first question is random, by the seed. What the questions
-    cost is in no answer's usage. A question that fails leaves the turn without this grade.
+    cost is in no answer's usage. A question that fails raises, which leaves the turn without this grade.
 
     Raises:
         ConfigError: the engine cannot answer in JSON of a schema.
@@ -107,26 +106,29 @@ class ModelGrader:
         order = [True, False]
         random.Random(f"{self.seed} {replay.user_id} {replay.session_id} {replay.turn_index}").shuffle(order)  # noqa: S311
         verdicts = [await self._verdict(replay, answer, is_first=is_first) for is_first in order]
-        if any(verdict is None for verdict in verdicts):
-            return None
-        numbers = {verdict for verdict in verdicts if verdict is not None}
+        numbers = set(verdicts)
         return numbers.pop() if len(numbers) == 1 else 0.0
 
-    async def _verdict(self, replay: TurnReplay, answer: Answer, *, is_first: bool) -> float | None:
-        """Return 1, -1 or 0, by the model's verdict on one order; None if there is none."""
+    async def _verdict(self, replay: TurnReplay, answer: Answer, *, is_first: bool) -> float:
+        """Return 1, -1 or 0, by the model's verdict on one order.
+
+        Raises:
+            TurnwiseError: the model cannot be asked.
+            ValueError: its answer is no verdict.
+        """
         pair = [answer, replay.recorded] if is_first else [replay.recorded, answer]
         texts = [f"The {word} answer:\n{_shown(each)}" for word, each in zip(("first", "second"), pair, strict=True)]
         question = "\n\n".join([f"The user's message:\n{replay.prompt}", *texts])
         blocks: Sequence[Block] = [System(text=_TASK.format(rubric=self.rubric)), User(text=whole(question))]
         engine: Any = self.engine
+        context = CompletionContext(self.view, _no_bill)
+        output = answer_text(await ask(engine.answering(_SCHEMA), blocks, context, _off_loop, 2.0))
         try:
-            context = CompletionContext(self.view, _no_bill)
-            output = await ask(engine.answering(_SCHEMA), blocks, context, _off_loop, 2.0)
-            better = json.loads(answer_text(output))["better"]
-        except (TurnwiseError, ValueError, KeyError, TypeError):
-            return None
+            better = json.loads(output)["better"]
+        except (ValueError, KeyError, TypeError):
+            better = None
         if better not in ("first", "second", "neither"):
-            return None
+            raise ValueError(f"the model's answer is no verdict: {shown(output)}")
         if better == "neither":
             return 0.0
         return 1.0 if (better == "first") is is_first else -1.0

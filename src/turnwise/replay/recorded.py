@@ -25,6 +25,10 @@ TURNS_PAGE = 100
 """How many turns are read at once, with the blocks of their requests."""
 
 
+_OF_USAGE = ("cost", "input_tokens", "output_tokens", "seconds")
+"""What nobody knows of an imported turn."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecordedTurn:
     """A stored turn. It pickles, with its blocks."""
@@ -66,7 +70,7 @@ class RecordedTurn:
             stop_reason=record.stop_reason or run.stop_reason,
             model=run.model,
             params=dict(run.params),
-            **({"usage": record.usage} if record.usage else {}),
+            **({"usage": record.usage} if record.usage else {"unknown": _OF_USAGE}),
         )
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from turnwise.memory.conversation.blocks import Block, ToolResult, ToolUse, User, answer_text
+from turnwise.memory.conversation.blocks import Block, Text, ToolResult, ToolUse, User, answer_text
 from turnwise.memory.conversation.calls.call_pairs import pairs_of
 from turnwise.memory.conversation.output_type import is_sent_back
 from turnwise.memory.conversation.runs import CUT_SHORT
 from turnwise.memory.conversation.usage import Usage
+
+EARLIER_CHARS = 500
+"""How much a record has of a message before its prompt."""
 
 AnswerStatus = Literal["completed", "failed", "cancelled", "interrupted", "stopped"]
 """`stopped`: the turn made a tool call that the record does not answer, and the replay of the turn ended there."""
@@ -60,7 +63,17 @@ class Answer:
     similarity: float | None = None
     """How similar its text is to the recorded one, if the text itself was not kept: see `ShadowRecords`."""
     unknown: tuple[str, ...] = ()
-    """The measures that nobody knows of it: see `ShadowRecords`."""
+    """The measures that nobody knows of it: `cost` without a price, and what `ShadowRecords` do not have."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it was answered to the end: only then its cost, tokens and seconds can be compared."""
+        return self.status == "completed"
+
+    @property
+    def came(self) -> bool:
+        """Whether there is an answer, or a refusal: nobody knows what a stopped or failed one would have been."""
+        return self.status != "stopped" and not self.is_error
 
     @property
     def is_cut(self) -> bool:
@@ -73,6 +86,13 @@ class Answer:
         return self.status == "failed" and not self.is_refusal
 
 
+class Message(NamedTuple):
+    """A message of a conversation, as people read it."""
+
+    role: Literal["user", "assistant"]
+    text: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class TurnReplay:
     """A turn of a conversation: what it was given, its recorded answer, and the answers of the replay."""
@@ -80,6 +100,8 @@ class TurnReplay:
     session_id: str
     user_id: str
     agent: str | None
+    engine: str | None = None
+    """The name of the engine that the recorded run had; None without named engines."""
     turn_index: int
     run_id: str | None
     """The recorded run; None if the turn was imported."""
@@ -91,6 +113,8 @@ class TurnReplay:
     window_blocks: int
     """How many blocks the request had before the turn's prompt."""
     prompt: str
+    earlier: tuple[Message, ...] = ()
+    """The last two messages before the prompt, for people, cut after `EARLIER_CHARS` characters."""
     inexact: tuple[str, ...] = ()
     """How the request may differ from the recorded one; empty if it is the same."""
     recorded: Answer
@@ -106,6 +130,8 @@ class TurnReplay:
     """What graders gave the new answer, by the name of the grader."""
     floor_grades: Mapping[str, float] = field(default_factory=dict)
     """What graders gave the answer of the recorded engine."""
+    grader_errors: Mapping[str, str] = field(default_factory=dict)
+    """Why graders failed, and `refusal=`, by the name of the grader."""
 
     @property
     def conversation(self) -> tuple[str, str]:
@@ -143,3 +169,15 @@ def calls_with_results(output: Sequence[Block]) -> list[tuple[ToolUse, ToolResul
 def prompt_text(blocks: Iterable[Block]) -> str:
     """Return the text of a turn's prompts, for people."""
     return "\n".join(block.text for block in blocks if isinstance(block, User))
+
+
+def last_messages(blocks: Sequence[Block], count: int = 2) -> tuple[Message, ...]:
+    """Return the last messages with a text, for people, the oldest first."""
+    messages: list[Message] = []
+    for block in reversed(blocks):
+        if len(messages) == count:
+            break
+        if isinstance(block, User | Text) and block.text.strip():
+            text = block.text if len(block.text) <= EARLIER_CHARS else f"{block.text[:EARLIER_CHARS]} …"
+            messages.append(Message("user" if isinstance(block, User) else "assistant", text))
+    return tuple(reversed(messages))

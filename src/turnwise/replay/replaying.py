@@ -20,17 +20,17 @@ from turnwise.actors.session.engines.run_resources import RunResources
 from turnwise.actors.session.engines.session_engines import close_runner
 from turnwise.errors import EngineError, TurnwiseError
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.spans import Spans, join, size
+from turnwise.memory.conversation.spans import Spans, cut, join, size
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.files.access import FileAccess
 from turnwise.memory.values.frozen_json import FrozenDict
 from turnwise.memory.values.records import replace
 from turnwise.replay.comparing import Comparing, is_refusal
-from turnwise.replay.context import Answered, Conversation, answer_turn, resources_of
+from turnwise.replay.context import Answered, Conversation, answer_turn, priced_answer, resources_of
 from turnwise.replay.recalling import Recalling
 from turnwise.replay.recorded import RecordedTurn
-from turnwise.replay.records import Answer, AnswerStatus, TurnReplay, answer_of, prompt_text
+from turnwise.replay.records import Answer, AnswerStatus, Message, TurnReplay, answer_of, last_messages, prompt_text
 from turnwise.replay.shadowed import ShadowRecords
 from turnwise.replay.tools import RecordedTools, TurnTools
 from turnwise.replay.windows import Windows
@@ -118,12 +118,14 @@ class Replaying:
         floor = await self._floor.answer(recorded) if self._floor else None
         session, record, run = recorded.session, recorded.turn.record, recorded.run
         comparing, output_type = self._work.comparing, run.output is not None
-        was = recorded.answer
+        began_at = run.started_at or record.created_at
+        was = priced_answer(recorded.answer, self._work.config.prices, began_at)
         was = replace(was, is_refusal=is_refusal(was))
         replay = TurnReplay(
             session_id=session.session_id,
             user_id=session.user_id,
             agent=session.agent,
+            engine=run.engine,
             turn_index=record.index,
             run_id=record.run_id,
             labels=dict(run.labels),
@@ -131,6 +133,7 @@ class Replaying:
             position=recorded.position,
             window_blocks=size(record.input) - size(record.prompt),
             prompt=prompt_text(recorded.turn.asked),
+            earlier=_earlier(recorded),
             inexact=recorded.inexact,
             recorded=was,
             answer=answer,
@@ -139,6 +142,15 @@ class Replaying:
             floor_change=None if floor is None else await comparing.change(was, floor, is_json=output_type),
         )
         return await comparing.graded(replay)
+
+
+_EARLIER_BLOCKS = 8
+"""Among how many blocks before a prompt the last messages are looked for."""
+
+
+def _earlier(recorded: RecordedTurn) -> tuple[Message, ...]:
+    before = recorded.before
+    return last_messages(recorded.turn.cache.read(cut(before, max(0, size(before) - _EARLIER_BLOCKS))[1]))
 
 
 _Built = tuple[RunResources, InferenceRunner | TurnwiseError]
@@ -170,7 +182,10 @@ class _Answering:
         variant = self._variant
         if isinstance(variant.engine, ShadowRecords):
             given = variant.engine.answer_to(recorded) if recorded.is_selected else None
-            return given and replace(given, is_refusal=is_refusal(given))
+            if given is None:
+                return None
+            given = priced_answer(given, self._work.config.prices, recorded.turn.record.created_at)
+            return replace(given, is_refusal=is_refusal(given))
         if self._conversation is None:
             self._conversation = Conversation.of(recorded.session, self._log, recorded.turn.cache)
         conversation = self._conversation
@@ -220,7 +235,8 @@ class _Answering:
                 files=self._files,
                 timeout_s=timeout_s,
             )
-            answer, record = _answer(answered, tools, run, usage), answered.turn
+            is_unpriced = self._windows is not None and self._windows.is_unpriced
+            answer, record = _answer(answered, tools, run, usage, is_unpriced=is_unpriced), answered.turn
             output = record.output if variant.forward else output
         self._base = join(record.input, output)
         return answer
@@ -287,8 +303,13 @@ def _refusal(resources: RunResources, run: RunRecord) -> TurnwiseError | None:
     return None
 
 
-def _answer(answered: Answered, tools: TurnTools, run: RunRecord, more: Usage) -> Answer:
-    """Return an answer as a record."""
+def _answer(answered: Answered, tools: TurnTools, run: RunRecord, more: Usage, *, is_unpriced: bool) -> Answer:
+    """Return an answer as a record.
+
+    Args:
+        more: what its window took.
+        is_unpriced: whether the cost of that is unknown.
+    """
     ending = answered.ending
     status: AnswerStatus = "failed" if ending.state == "suspended" else ending.state
     why = ending.why
@@ -306,5 +327,6 @@ def _answer(answered: Answered, tools: TurnTools, run: RunRecord, more: Usage) -
         params=dict(run.params),
         usage=answered.usage + more,
         first_token_s=answered.first_token_s,
+        unknown=("cost",) if is_unpriced or answered.is_unpriced else (),
     )
     return replace(answer, is_refusal=is_refusal(answer))

@@ -18,18 +18,20 @@ from turnwise.actors.client.services.stored_conversations import StoredConversat
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.named_engines import as_engine, engines_of
 from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.engines.budget import Prices
 from turnwise.actors.session.window.compaction_tasks import check_overflow
 from turnwise.errors import InvalidInputError, SessionNotFoundError, shown
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.replay.comparing import Comparing, Embedding, Refusal
-from turnwise.replay.conditions import Condition
+from turnwise.replay.conditions import Condition, Verdict
 from turnwise.replay.grading import Grader
 from turnwise.replay.recalling import Recalling
 from turnwise.replay.recorded import recorded_turns
 from turnwise.replay.records import TurnReplay
 from turnwise.replay.replaying import Replaying, Variant, Work
-from turnwise.replay.report import write_report
+from turnwise.replay.report.overview import Overview
+from turnwise.replay.report.page import write_report
 from turnwise.replay.scale.parts import Unreadable
 from turnwise.replay.scale.settings import AtScale
 from turnwise.replay.selecting import Candidates, Chosen, Selection, sessions_of
@@ -57,7 +59,10 @@ class Replay:
     files: Mapping[str, Path] = field(default_factory=dict)
     """The files that were written, by kind: `report`, `lines`, `settings`, `parquet`."""
     failed: tuple[str, ...] = ()
-    """The comparisons of `fail_if` that are true; empty if the replay has not failed."""
+    """Why `fail_if` has not passed: its comparisons that are true, with their numbers, and all of `undecided`; empty if
+    it has passed."""
+    undecided: tuple[str, ...] = ()
+    """The comparisons of `fail_if` whose numbers are not known, such as costs without a price, with the reason."""
     left: int = 0
     """At scale: how many sessions have turns that were not asked, or whose provider was away. The same call goes on."""
     stopped: str | None = None
@@ -100,6 +105,7 @@ class ReplayOptions(TypedDict, total=False):
     normalise: Callable[[str], str] | None
     refusal: Refusal | None
     config: SessionConfig | None
+    prices: Prices | None
     at_once: int
     timeout_s: float | None
     seed: int
@@ -148,6 +154,7 @@ def replay(manager: SessionManager | AsyncSessionManager, *, engine: Engines, **
         normalise: what is done to texts before they count as the same; see `Comparing`.
         refusal: says whether an answer is a refusal, as a function or a grader; see `Comparing`.
         config: prices and the size of the model's window; the manager's if omitted.
+        prices: the prices of models, in place of those of `config`. Without a price, the cost of an answer is unknown.
         at_once: how many conversations are replayed at the same time.
         timeout_s: how long an answer may take, in seconds; as long as its run was allowed to, if omitted.
         seed: of the intervals; `Selection` has that of the sample.
@@ -155,7 +162,9 @@ def replay(manager: SessionManager | AsyncSessionManager, *, engine: Engines, **
             are replaced.
         parquet: whether `out` gets `turns.parquet`, too; needs pyarrow.
         keep: how many records of turns the result has.
-        fail_if: when the replay counts as failed, such as `cost > 1.1x or refusals > +1%`: see `Condition.parse`.
+        fail_if: when the replay counts as failed, such as `cost > 1.1x or refusals > +1%`: see `Condition.parse`. It
+            fails, too, if it says nothing about errors and these are more by over 1 % of the turns, if nothing was
+            compared, and if it depends on something unknown.
         progress: called with the number of turns that were replayed, after each conversation.
         at_scale: how many sessions are replayed: with Ray Data, within rates and a budget, and going on after a kill.
             Then `out` gets the records as a folder of parts, `turns`.
@@ -188,6 +197,7 @@ def _job(
     normalise: Callable[[str], str] | None = None,
     refusal: Refusal | None = None,
     config: SessionConfig | None = None,
+    prices: Prices | None = None,
     at_once: int = 8,
     timeout_s: float | None = None,
     seed: int = 0,
@@ -200,6 +210,7 @@ def _job(
 ) -> _Job:
     """Return a replay whose arguments can be used; see `replay`."""
     config = config or manager_config
+    config = config if prices is None else replace(config, prices=prices)
     _check_number("at_once", at_once, 1)
     _check_number("keep", keep, 0)
     builder = _checked_engine(engine)
@@ -244,10 +255,18 @@ def _job(
         out=None if out is None else Path(out),
         parquet=parquet,
         seed=seed,
-        condition=None if fail_if is None else Condition.parse(fail_if, tuple(grader.name for grader in graders)),
+        condition=None if fail_if is None else _condition(fail_if, graders, has_floor=floor is not None),
         progress=progress,
         at_scale=at_scale,
     )
+
+
+def _condition(fail_if: str, graders: Sequence[Grader], *, has_floor: bool) -> Condition:
+    condition = Condition.parse(fail_if, tuple(grader.name for grader in graders))
+    if condition.needs_floor and not has_floor:
+        reason = "it compares with the floor: pass the recorded engine as floor= or --floor"
+        raise InvalidInputError("fail_if", shown(fail_if), reason)
+    return condition
 
 
 EXACT = "exact"
@@ -307,6 +326,7 @@ class _Results:
         self._job = job
         self._lines = lines
         self._summing = Summing([grader.name for grader in job.work.comparing.graders], seed=job.seed)
+        self.overview = Overview()
         self._most: list[tuple[tuple[float, float], int, TurnReplay]] = []
         self._numbers = itertools.count()
         self.count = 0
@@ -317,6 +337,7 @@ class _Results:
             self._lines.add(replays)
         for turn in replays:
             self._summing.add(turn)
+            self.overview.add(turn)
             entry = difference(turn), -next(self._numbers), turn
             if len(self._most) < self._job.keep:
                 heapq.heappush(self._most, entry)
@@ -330,10 +351,10 @@ class _Results:
         """Return what was found; write the files that need all of it."""
         summary = self._summing.summary()
         turns = tuple(turn for *_, turn in sorted(self._most, key=lambda entry: entry[:2], reverse=True))
-        condition = self._job.condition
-        failed = tuple(condition.met(summary)) if condition else ()
+        verdict = self._job.condition.check(summary) if self._job.condition else Verdict()
         settings = settings_of(self._job.work, self._job.select, seed=self._job.seed)
-        return Replay(summary=summary, turns=turns, settings=settings, failed=failed)
+        failed = (*verdict.met, *verdict.unknown)
+        return Replay(summary=summary, turns=turns, settings=settings, failed=failed, undecided=verdict.unknown)
 
 
 async def _replay(stored: StoredConversations, job: _Job) -> Replay:
@@ -354,7 +375,13 @@ async def _replay(stored: StoredConversations, job: _Job) -> Replay:
     files = {"report": job.out / "report.html", **files}
     shown_turns = found.turns[:MOST_SHOWN]
     await asyncio.to_thread(
-        write_report, files["report"], found.summary, shown_turns, failed=found.failed, settings=found.settings
+        write_report,
+        files["report"],
+        found.summary,
+        shown_turns,
+        failed=found.failed,
+        settings=found.settings,
+        overview=results.overview,
     )
     return replace(found, files=files)
 
@@ -373,18 +400,32 @@ async def _replay_at_scale(stored: StoredConversations, job: _Job, scale: AtScal
         parquet=job.parquet,
         scale=scale,
     )
-    failed = tuple(job.condition.met(found.summary)) if job.condition else ()
+    verdict = job.condition.check(found.summary) if job.condition else Verdict()
+    unknown = verdict.unknown
+    if job.condition and found.left and not found.stopped:
+        away = f"{found.left} conversations were not replayed, since the provider was away: the same call goes on"
+        unknown = (*unknown, away)
+    failed = (*verdict.met, *unknown)
     files = {"report": out / "report.html", "lines": found.lines, "settings": out / "settings.json"}
     settings = settings_of(job.work, job.select, seed=job.seed)
     await asyncio.to_thread(files["settings"].write_text, json.dumps(settings, indent=2), "utf-8")
     shown_turns = found.turns[:MOST_SHOWN]
-    await asyncio.to_thread(write_report, files["report"], found.summary, shown_turns, failed=failed, settings=settings)
+    await asyncio.to_thread(
+        write_report,
+        files["report"],
+        found.summary,
+        shown_turns,
+        failed=failed,
+        settings=settings,
+        overview=found.overview,
+    )
     return Replay(
         summary=found.summary,
         turns=found.turns,
         settings=settings,
         files=files,
         failed=failed,
+        undecided=unknown,
         left=found.left,
         stopped=found.stopped,
         unreadable=found.unreadable,

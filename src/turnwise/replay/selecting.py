@@ -41,6 +41,8 @@ class Selection:
     """Only sessions of this agent."""
     sessions: Collection[str] = ()
     """Only these sessions, which are of `user_id`, or of the default user."""
+    engine: str | None = None
+    """Only turns whose run had the engine of this name, such as one side of a `Split`."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Only turns whose run had these labels."""
     since: float | None = None
@@ -70,7 +72,9 @@ class Selection:
 
     def matches(self, turn: TurnRecord, run: RunRecord | None) -> bool:
         """Return whether a turn that has ended is selected, as far as its record and that of its run say."""
-        if turn.status not in self.statuses or (self.labels and run is None):
+        if turn.status not in self.statuses or ((self.labels or self.engine) and run is None):
+            return False
+        if run and self.engine is not None and run.engine != self.engine:
             return False
         if run and any(run.labels.get(name) != value for name, value in self.labels.items()):
             return False

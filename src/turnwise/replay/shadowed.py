@@ -109,6 +109,7 @@ def _answer(row: dict[str, Any]) -> Answer:
         text=row.get("text", ""),
         calls=tuple(Call(name=call["name"], arguments=call["input"]) for call in wanted),
         why=why,
+        model=row.get("model"),
         usage=Usage(**{**row["usage"], "seconds": row["seconds"]}),
         similarity=None if has_text else (row["similarity"] or 0.0),
         unknown=_UNKNOWN if has_text else (*_UNKNOWN, *_OF_TEXTS),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -21,8 +21,17 @@ DRAWS = 1000
 MOST_DRAWN = 2000
 """From how many conversations, or buckets of them, is drawn at most."""
 
+FEWEST_CONVERSATIONS = 10
+"""From how many conversations on there are intervals: with fewer, a bootstrap claims to be surer than it is."""
+
+MOST_UNPRICED = 20
+"""How many models without a price a summary names."""
+
 MOST_GROUPS = 50
 """How many groups a summary has at most; further values of a label count as `other`."""
+
+UNLABELLED = "(none)"
+"""The group of the turns that have no label."""
 
 LONG_BLOCKS = (0, 10, 40)
 """The bounds of groups by length, in blocks that the request had before the prompt."""
@@ -56,8 +65,8 @@ AMOUNTS: Mapping[str, tuple[str, Callable[[Answer], float | None]]] = {
     "length": ("characters of the answer", lambda answer: float(len(answer.text))),
 }
 RATES: Mapping[str, tuple[str, Callable[[Answer], float | None]]] = {
-    "refusals": ("refusals", lambda answer: float(answer.is_refusal)),
-    "cut": ("cut answers", lambda answer: float(answer.is_cut)),
+    "refusals": ("refusals", lambda answer: float(answer.is_refusal) if answer.came else None),
+    "cut": ("cut answers", lambda answer: float(answer.is_cut) if answer.came or answer.is_cut else None),
     "errors": ("errors", lambda answer: float(answer.is_error)),
     "stopped": ("stopped at a tool call", lambda answer: float(answer.status == "stopped")),
 }
@@ -71,7 +80,10 @@ CHANGES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], float]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A number, and the bounds between which it lies with a confidence of 95 %; None where it cannot be said."""
+    """A number, and the bounds between which it lies with a confidence of 95 %; None where it cannot be said.
+
+    Of fewer than `FEWEST_CONVERSATIONS` conversations there are no bounds.
+    """
 
     value: float | None
     low: float | None = None
@@ -102,6 +114,8 @@ class MetricSummary:
     """As `change`, for the recorded engine: what comes by chance, and with time."""
     above_floor: Interval
     """By how much the mean of the new answers is above that of the recorded engine's."""
+    floor_ratio: Interval
+    """The mean of the new answers divided by that of the recorded engine's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +130,16 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GraderErrors:
+    """How often a grader has failed."""
+
+    failed: int
+    """In how many turns."""
+    why: str
+    """The first error."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """What a replay has found: all turns together, and groups of them."""
 
@@ -124,6 +148,12 @@ class Summary:
     inexact: int = 0
     """How many turns had a request that may differ from the recorded one."""
     has_floor: bool = False
+    unpriced: tuple[str, ...] = ()
+    """Models of new answers that have no price, so that their cost is unknown; empty names of those without one."""
+    unpriced_records: int = 0
+    """How many recorded answers have an unknown cost."""
+    grader_errors: Mapping[str, GraderErrors] = field(default_factory=dict)
+    """The graders that have failed, and `refusal`, by name."""
 
     @property
     def turns(self) -> int:
@@ -159,21 +189,36 @@ class Summing:
         self._turns: dict[str, int] = {}
         self._inexact = 0
         self._has_floor = False
+        self._unpriced: set[str] = set()
+        self._unpriced_records = 0
+        self._errors: dict[str, GraderErrors] = {}
 
     def add(self, replay: TurnReplay) -> None:
         """Add the record of a turn."""
         values = self._values(replay)
         self._inexact += bool(replay.inexact)
         self._has_floor = self._has_floor or replay.floor is not None
+        self._unpriced_records += "cost" in replay.recorded.unknown
+        answers = filter(None, (replay.answer, replay.floor))
+        self._add_unpriced(answer.model or "" for answer in answers if "cost" in answer.unknown)
+        self._add_errors({name: GraderErrors(failed=1, why=why) for name, why in replay.grader_errors.items()})
         for name in ("", *self._group_names(replay)):
             self._groups.setdefault(name, _Rows()).add(replay.conversation, values)
             self._turns[name] = self._turns.get(name, 0) + 1
 
+    def _add_unpriced(self, models: Iterable[str]) -> None:
+        self._unpriced = set(sorted({*self._unpriced, *models})[:MOST_UNPRICED])
+
+    def _add_errors(self, errors: Mapping[str, GraderErrors]) -> None:
+        for name, more in errors.items():
+            known = self._errors.get(name)
+            self._errors[name] = GraderErrors(failed=known.failed + more.failed, why=known.why) if known else more
+
     def _values(self, replay: TurnReplay) -> np.ndarray[Any, Any]:
         """Return `_WIDTH` numbers of each measure, one after another.
 
-        They are, for each pair of recorded and new, and of recorded and floor, its count and sums; then the sums of
-        floor and new. What no record has counts as 0 there, and a pair without both counts as none.
+        They are, for each pair of recorded and new, of recorded and floor, and of floor and new, its count and sums.
+        What no record has counts as 0 there, and a pair without both counts as none.
         """
         names = self.graders
         was = _measures_of_record(replay.recorded, len(names))
@@ -197,13 +242,22 @@ class Summing:
             ]
             for name, rows in self._groups.items()
         }
-        return {"inexact": self._inexact, "has_floor": self._has_floor, "groups": groups}
+        return {
+            "inexact": self._inexact,
+            "has_floor": self._has_floor,
+            "unpriced": sorted(self._unpriced),
+            "unpriced_records": self._unpriced_records,
+            "errors": {name: [errors.failed, errors.why] for name, errors in self._errors.items()},
+            "groups": groups,
+        }
 
     @classmethod
     def decode(cls, value: Mapping[str, Any], graders: Sequence[str]) -> Summing:
         """Return sums from what `encode` returned, with the same graders."""
         summing = cls(graders)
         summing._inexact, summing._has_floor = value["inexact"], value["has_floor"]
+        summing._unpriced, summing._unpriced_records = set(value["unpriced"]), value["unpriced_records"]
+        summing._errors = {name: GraderErrors(failed=count, why=why) for name, (count, why) in value["errors"].items()}
         for name, (turns, conversations, rows) in value["groups"].items():
             summing._turns[name] = turns
             summing._groups[name] = _Rows.of(rows, conversations)
@@ -213,6 +267,9 @@ class Summing:
         """Add what another one has added, of other conversations and with the same graders."""
         self._inexact += other._inexact
         self._has_floor = self._has_floor or other._has_floor
+        self._add_unpriced(other._unpriced)
+        self._unpriced_records += other._unpriced_records
+        self._add_errors(other._errors)
         for name, rows in other._groups.items():
             known = self._known(name)
             self._groups.setdefault(known, _Rows()).merge(rows)
@@ -220,7 +277,8 @@ class Summing:
 
     def _group_names(self, replay: TurnReplay) -> list[str]:
         names = [f"agent={replay.agent}"] if replay.agent else []
-        names += [f"{label}={value}" for label, value in replay.labels.items()]
+        names += [f"engine={replay.engine}"] if replay.engine else []
+        names += [f"{label}={value}" for label, value in replay.labels.items()] or [UNLABELLED]
         bound = max(bound for bound in LONG_BLOCKS if replay.window_blocks >= bound)
         names.append(f"length>={bound}")
         return list(dict.fromkeys(map(self._known, names)))
@@ -238,12 +296,15 @@ class Summing:
             groups=tuple(map(self._group, parts)),
             inexact=self._inexact,
             has_floor=self._has_floor,
+            unpriced=tuple(sorted(self._unpriced)),
+            unpriced_records=self._unpriced_records,
+            grader_errors=dict(sorted(self._errors.items())),
         )
 
     def _group(self, name: str) -> Group:
         rows = self._groups[name]
         sums = np.array([rows.sums[place] for place in sorted(rows.sums, key=str)])  # in whichever order they came
-        drawn = _drawn(sums, self._seed)
+        drawn = _drawn(sums, self._seed, rows.conversations)
         metrics = {
             metric.name: _summary(metric, sums.sum(axis=0)[place : place + _WIDTH], drawn[:, place : place + _WIDTH])
             for metric, place in zip(self._metrics, range(0, sums.shape[1], _WIDTH), strict=True)
@@ -310,7 +371,7 @@ def _bucket(place: tuple[str, str] | int) -> int:
     return place if isinstance(place, int) else zlib.crc32("\0".join(place).encode()) % MOST_DRAWN
 
 
-_WIDTH = 8
+_WIDTH = 9
 """How many numbers `Summing._values` returns for each measure."""
 
 
@@ -323,7 +384,7 @@ _OF_CHANGES = [read for _, read in CHANGES.values()]
 
 def _measures_of_record(answer: Answer, graders: int) -> list[float | None]:
     """Return all measures of a recorded answer, in their order; None where one is missing."""
-    measures = [0.0 if read is _first_token_s else read(answer) for read in _OF_ANSWERS.values()]
+    measures = [0.0 if _OF_ANSWERS[name] is _first_token_s else one for name, one in _of_answer(answer)]
     return [*measures, *[0.0] * (len(_OF_CHANGES) + graders)]
 
 
@@ -332,24 +393,31 @@ def _measures(
 ) -> list[float | None]:
     """Return all measures of a new answer, in their order; None where one is missing."""
     changes = [None if change is None else read(change) for read in _OF_CHANGES]
-    measures = [read(answer) for read in _OF_ANSWERS.values()]
-    if answer.unknown:
-        measures = [None if name in answer.unknown else one for name, one in zip(_OF_ANSWERS, measures, strict=True)]
+    measures = [one for _, one in _of_answer(answer)]
     return [*measures, *changes, *[grades.get(name) for name in graders]]
+
+
+def _of_answer(answer: Answer) -> list[tuple[str, float | None]]:
+    """Return the measures of an answer alone, by name. Amounts are those of complete answers only."""
+    is_complete, unknown = answer.is_complete, answer.unknown
+    return [
+        (name, None if name in unknown or (name in AMOUNTS and not is_complete) else read(answer))
+        for name, read in _OF_ANSWERS.items()
+    ]
 
 
 def _with_floor(was: float | None, now: float | None, floor: float | None) -> tuple[float, ...]:
     """Return the numbers of a measure that need the answer of the recorded engine: see `Summing._values`."""
     if floor is None:
-        return (0.0, 0.0, 0.0, 0.0, 0.0)
+        return (*_NONE, *_NONE)
     chance = _NONE if was is None else (1.0, was, floor)
-    return (*chance, 0.0, 0.0) if now is None else (*chance, floor, now)
+    return (*chance, *_NONE) if now is None else (*chance, 1.0, floor, now)
 
 
-def _drawn(sums: np.ndarray[Any, Any], seed: int) -> np.ndarray[Any, Any]:
-    """Return the sums over rows that are drawn with replacement, for each of `DRAWS` draws."""
+def _drawn(sums: np.ndarray[Any, Any], seed: int, conversations: int) -> np.ndarray[Any, Any]:
+    """Return the sums over rows that are drawn with replacement, for each of `DRAWS` draws; none of too few."""
     rng = np.random.default_rng(seed)
-    if len(sums) < 2:  # noqa: PLR2004 - one conversation says nothing about others
+    if conversations < FEWEST_CONVERSATIONS:
         return np.empty((0, sums.shape[1]))
     weights = rng.multinomial(len(sums), np.full(len(sums), 1 / len(sums)), size=DRAWS)
     return np.asarray(weights @ sums)
@@ -372,7 +440,8 @@ def _summary(metric: Metric, sums: np.ndarray[Any, Any], drawn: np.ndarray[Any, 
         change=_interval(lambda row: _divided(row[..., 2] - row[..., 1], row[..., 0]), sums, drawn),
         ratio=ratio,
         floor_change=_interval(lambda row: _divided(row[..., 5] - row[..., 4], row[..., 3]), sums, drawn),
-        above_floor=_interval(lambda row: _divided(row[..., 7] - row[..., 6], row[..., 3]), sums, drawn),
+        above_floor=_interval(lambda row: _divided(row[..., 8] - row[..., 7], row[..., 6]), sums, drawn),
+        floor_ratio=_interval(lambda row: _divided(row[..., 8], row[..., 7]), sums, drawn),
     )
 
 

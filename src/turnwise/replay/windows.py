@@ -9,7 +9,6 @@ from typing import Any
 
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.session.config import SessionConfig
-from turnwise.actors.session.engines.budget import price_at, priced
 from turnwise.actors.session.window.compaction_tasks import Compactor, Preparation
 from turnwise.errors import CompactionError, InvalidInputError
 from turnwise.memory.conversation.blocks import Recalled
@@ -20,7 +19,7 @@ from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.longterm.turn_items import TurnBlocks
 from turnwise.memory.values.records import replace
-from turnwise.replay.context import Conversation
+from turnwise.replay.context import Conversation, with_cost
 from turnwise.strategies.flush_to_memory import FlushToMemory
 from turnwise.strategies.strategy import OverflowStrategy, acts, decide
 
@@ -50,6 +49,8 @@ class Windows:
         self._compactor = Compactor(strategy, builder, config, off_loop)
         self._conversation = conversation
         self.spent = Usage()
+        self.is_unpriced = False
+        """Whether a model that made summaries has no price."""
 
     async def fit(self, turn: TurnRecord, run: RunRecord, *recalled: Recalled | None) -> TurnRecord:
         """Return the turn with an input that fits the model's window, beside what was recalled.
@@ -91,7 +92,9 @@ class Windows:
         raise CompactionError(self._conversation.view.session_id, name, why) from failure
 
     def _bill(self, usage: Usage, model: str | None, kind: SpentOn = "summary") -> None:
-        self.spent += priced(usage, price_at(self._compactor.config.prices, model or "", time.time()))
+        usage, is_unpriced = with_cost(usage, self._compactor.config.prices, model, time.time())
+        self.spent += usage
+        self.is_unpriced = self.is_unpriced or is_unpriced
 
 
 def check_strategy(strategy: OverflowStrategy) -> None:

@@ -38,7 +38,8 @@ def answer_row(answer: Answer) -> dict[str, Any]:
         "first_token_s": answer.first_token_s,
         "is_refusal": answer.is_refusal,
         "is_cut": answer.is_cut,
-        **({"similarity": answer.similarity, "unknown": list(answer.unknown)} if answer.unknown else {}),
+        **({} if answer.similarity is None else {"similarity": answer.similarity}),
+        **({"unknown": list(answer.unknown)} if answer.unknown else {}),
     }
 
 
@@ -134,8 +135,9 @@ _ARROW: Mapping[str, Any] = {
 
 
 def _columns() -> Iterator[tuple[str, str]]:
-    for name in ("session_id", "user_id", "agent", "run_id", "prompt", "labels", "inexact", "grades", "floor_grades"):
+    for name in ("session_id", "user_id", "agent", "engine", "run_id", "prompt", "labels", "inexact"):
         yield name, "text"
+    yield from ((name, "text") for name in ("grades", "floor_grades", "grader_errors"))
     yield from (("turn_index", "int"), ("position", "int"), ("window_blocks", "int"), ("created_at", "float"))
     for prefix in ("recorded", "answer", "floor"):
         for name in ("status", "text", "calls", "why", "code", "stop_reason", "model", "params"):
@@ -175,6 +177,8 @@ def flat_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _within(part: Mapping[str, Any], name: str) -> Any:
+    if name.removeprefix("usage_") in part.get("unknown", ()):
+        return None
     if name.startswith("usage_"):
         return part["usage"].get(name.removeprefix("usage_"), 0)
     return part.get(name)

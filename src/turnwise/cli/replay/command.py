@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from turnwise.cli.common import FAILED, AsJson, History, OfAgent, OfUser, Store, imported, reading, run
+from turnwise.cli.common import AsJson, History, OfAgent, OfUser, Store, find_session, imported, reading, run
 from turnwise.cli.output import Cell, Column, note, print_json, print_table, progress, write
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
+    from turnwise.actors.client.manager import AsyncSessionManager
     from turnwise.replay.run import Replay
     from turnwise.replay.selecting import Selection
     from turnwise.replay.statistics import Interval, MetricSummary, Summary
 
 _PATH = "module:object"
+
+NOT_PASSED, UNDECIDED = 3, 4
+"""The exit codes of a condition that is true, and of one that depends on something unknown."""
 
 
 def replay(
@@ -45,6 +49,10 @@ def replay(
     config: Annotated[
         str | None, typer.Option(metavar=_PATH, help="A SessionConfig with prices and the model's window.")
     ] = None,
+    prices: Annotated[
+        str | None,
+        typer.Option(metavar=_PATH, help="Prices of models, in place of those of --config."),
+    ] = None,
     grader: Annotated[
         list[str] | None, typer.Option(metavar=_PATH, help="Grades answers; may be given several times.")
     ] = None,
@@ -62,6 +70,9 @@ def replay(
     ] = None,
     user: OfUser = None,
     agent: OfAgent = None,
+    of_engine: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only turns whose runs had the engine of this name.")
+    ] = None,
     label: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Only turns whose runs had this label.")
     ] = None,
@@ -98,7 +109,13 @@ def replay(
         typer.Option(min=0, help="How many of the turns that differ most are held in memory, and so in the report."),
     ] = 10_000,
     parquet: Annotated[bool, typer.Option("--parquet", help="With --out: write turns.parquet, too.")] = False,
-    fail_if: Annotated[str | None, typer.Option(help="When to exit with 1: 'cost > 1.1x or refusals > +1%'.")] = None,
+    fail_if: Annotated[
+        str | None,
+        typer.Option(
+            help="When to exit with 3: 'cost > 1.1x or refusals > +1%'. The code is 4 if this depends on something"
+            " unknown, or if nothing was compared."
+        ),
+    ] = None,
     at_scale: Annotated[
         bool,
         typer.Option("--at-scale", help="With --out: go on after a kill, and write the records as parts, in a folder."),
@@ -134,11 +151,13 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Answer stored turns anew by another engine, and compare. Nothing is written to the store, and no tool acts."""
+    from turnwise.replay.conditions import notes
     from turnwise.replay.selecting import Selection
 
     select = Selection(
         user_id=user,
         agent=agent,
+        engine=of_engine,
         sessions=tuple(session or ()),
         labels=_labels(label or ()),
         since=_start_of(since, "--since"),
@@ -161,6 +180,7 @@ def replay(
         "floor": floor and imported("--floor", floor),
         "overflow": overflow and imported("--overflow", overflow),
         "config": config and imported("--config", config),
+        "prices": prices and imported("--prices", prices),
         "graders": [imported("--grader", path) for path in grader or ()],
         "memory": [imported("--memory", path) for path in memory] if memory else None,
         "refusal": refusal and imported("--refusal", refusal),
@@ -189,18 +209,23 @@ def replay(
     result = run(_replay(store, history, options))
     if as_json:
         rest = {"left": result.left, "stopped": result.stopped, "unreadable": result.unreadable}
-        print_json({"summary": result.summary, "files": result.files, "failed": result.failed, **rest})
+        verdict = {"failed": result.failed, "undecided": result.undecided}
+        print_json({"summary": result.summary, "files": result.files, **verdict, **rest})
     else:
         _print(result)
+    for sentence in notes(result.summary):
+        note(sentence)
+    for line in result.failed:
+        note(f"{'not decided' if line in result.undecided else 'failed'}: {line}")
     if result.failed:
-        note(f"failed, since {' and '.join(result.failed)}")
-        raise typer.Exit(FAILED)
+        raise typer.Exit(UNDECIDED if result.failed == result.undecided else NOT_PASSED)
 
 
 async def _replay(store: str, history: str | None, options: Mapping[str, Any]) -> Replay:
     from turnwise.replay.run import replay as replay_turns
 
     async with reading(store, history) as manager:
+        await _find_sessions(manager, options["select"])
         with progress("replay", options["select"].sample) as show:
             if "at_scale" not in options:
                 return await replay_turns(manager, progress=show, **options)
@@ -228,7 +253,14 @@ async def _check(store: str, history: str | None, select: Selection) -> Mapping[
     from turnwise.replay.run import check_requests
 
     async with reading(store, history) as manager:
+        await _find_sessions(manager, select)
         return await check_requests(manager, select=select)
+
+
+async def _find_sessions(manager: AsyncSessionManager, select: Selection) -> None:
+    """Raise an error that names the user or the nearest id of a session that does not exist."""
+    for session_id in select.sessions:
+        await find_session(manager, session_id, select.user_id)
 
 
 def _tools(otherwise: str) -> Any:
@@ -278,22 +310,29 @@ def _start_of(day: str | None, option: str, *, days: int = 0) -> float | None:
 def _print(result: Replay) -> None:
     summary = result.summary
     columns = [Column(""), *(Column(name, right=True) for name in ("recorded", "asked again", "new", "change"))]
-    rows = [_row(metric, summary) for metric in summary.all.metrics.values() if _is_shown(metric)]
+    rows = [_row(metric, summary) for metric in summary.all.metrics.values() if _is_shown(metric, summary)]
     print_table([*columns, Column("95 % interval")], rows)
-    write(f"{summary.turns} turns of {summary.conversations} conversations")
+    write(f"{_counted(summary.turns, 'turn')} of {_counted(summary.conversations, 'conversation')}")
     if summary.inexact:
         write(f"The requests of {summary.inexact} turns may differ from the recorded ones.")
     if result.left:
         why = result.stopped or "the provider was away"
-        write(f"{result.left} conversations have turns that were not asked: {why}. The same command goes on.")
+        left = "1 conversation has" if result.left == 1 else f"{result.left} conversations have"
+        write(f"{left} turns that were not asked: {why}. The same command goes on.")
     for unreadable in result.unreadable:
         write(f"session {unreadable.session_id!r} of {unreadable.user_id!r} cannot be read: {unreadable.why}")
     for kind, path in result.files.items():
         write(f"{kind}: {path}")
 
 
-def _is_shown(metric: MetricSummary) -> bool:
-    return bool(metric.turns) and any((metric.recorded, metric.replayed, metric.floor, metric.kind == "grade"))
+def _counted(count: int, name: str) -> str:
+    return f"{count} {name}" if count == 1 else f"{count} {name}s"
+
+
+def _is_shown(metric: MetricSummary, summary: Summary) -> bool:
+    if metric.kind == "grade" or (metric.name == "cost" and (summary.unpriced or summary.unpriced_records)):
+        return bool(summary.turns)
+    return bool(metric.turns) and any((metric.recorded, metric.replayed, metric.floor))
 
 
 def _row(metric: MetricSummary, summary: Summary) -> list[Cell]:
@@ -318,7 +357,7 @@ def _row(metric: MetricSummary, summary: Summary) -> list[Cell]:
         metric.title,
         shown(metric.recorded),
         shown(metric.floor) if summary.has_floor else "",
-        shown(metric.replayed),
+        shown(metric.replayed) if metric.turns else "unknown",
         shown(change.value, is_change=True) if has_change else "",
         bounds(change),
     ]

@@ -18,7 +18,7 @@ from turnwise.actors.inference.attempt import AWAY
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.usage import Usage, plain
 from turnwise.memory.values.ids import new_id
-from turnwise.replay.records import Answer, Call, TurnReplay
+from turnwise.replay.records import Answer, Call, Message, TurnReplay
 from turnwise.replay.scale.pace import Tally
 from turnwise.replay.scale.plan import sync_folder
 from turnwise.replay.writing import json_of, row_of
@@ -329,6 +329,7 @@ def replay_of(row: Mapping[str, Any]) -> TurnReplay:
         **{
             **row,
             "inexact": tuple(row["inexact"]),
+            "earlier": tuple(Message(*message) for message in row.get("earlier", ())),
             "recorded": _answer_of(row["recorded"]),
             "answer": _answer_of(row["answer"]),
             "floor": None if row["floor"] is None else _answer_of(row["floor"]),

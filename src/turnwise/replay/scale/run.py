@@ -19,6 +19,7 @@ from turnwise.actors.hosting.store_object import StoreObject
 from turnwise.errors import ConfigError, StoreError
 from turnwise.replay.records import TurnReplay
 from turnwise.replay.replaying import Work
+from turnwise.replay.report.overview import Overview
 from turnwise.replay.scale.pace import CANCELLED, LocalPace, Pace, PaceCalls, Permits, Tally
 from turnwise.replay.scale.parts import (
     TURNS,
@@ -53,6 +54,7 @@ class Found:
 
     summary: Summary
     turns: tuple[TurnReplay, ...]
+    overview: Overview
     lines: Path
     """The folder of the records."""
     unreadable: tuple[Unreadable, ...]
@@ -130,6 +132,7 @@ def _found(totals: Totals, folder: Path, stopped: str | None) -> Found:
     return Found(
         summary=totals.summary(),
         turns=totals.most_different(folder),
+        overview=totals.overview,
         lines=folder / TURNS,
         unreadable=tuple(totals.unreadable),
         left=totals.left,

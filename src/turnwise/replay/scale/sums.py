@@ -12,6 +12,7 @@ import pydantic_core
 
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.replay.records import TurnReplay
+from turnwise.replay.report.overview import Overview
 from turnwise.replay.scale.parts import SUMS, TURNS, Part, Unreadable, read_record, write_whole
 from turnwise.replay.statistics import Summary, Summing, difference
 from turnwise.replay.writing import json_of
@@ -33,12 +34,13 @@ class Receipt:
     left: int = 0
     """How many sessions have turns without records."""
     sums: Summing = field(default_factory=Summing)
+    overview: Overview = field(default_factory=Overview)
     different: list[Different] = field(default_factory=list)
     """The turns that differ most, at most as many as the result has."""
     unreadable: list[Unreadable] = field(default_factory=list)
 
 
-_FORMAT = 1
+_FORMAT = 2
 """The form of a receipt's file. Increase it with every change to what it has, or to what is measured."""
 
 
@@ -50,6 +52,7 @@ def keep_receipt(folder: Path, receipt: Receipt, keep: int) -> None:
         "keep": keep,
         "turns": receipt.turns,
         "sums": receipt.sums.encode(),
+        "overview": receipt.overview.encode(),
         "different": receipt.different,
         "unreadable": [[each.session_id, each.user_id, each.why] for each in receipt.unreadable],
     }
@@ -75,6 +78,7 @@ def kept_receipt(folder: Path, number: int, graders: Sequence[str], keep: int) -
         number=number,
         turns=value["turns"],
         sums=Summing.decode(value["sums"], graders),
+        overview=Overview.decode(value["overview"]),
         different=sorted(different, reverse=True)[:keep],
         unreadable=[Unreadable(*row) for row in value["unreadable"]],
     )
@@ -98,6 +102,7 @@ class ChunkSums:
         """Add a record."""
         key = SessionKey(record.session_id, record.user_id)
         self._receipt.sums.add(record)
+        self._receipt.overview.add(record)
         self._receipt.turns += 1
         place = -self._receipt.number, -self._places[key], -record.turn_index
         _keep(self._heap, (difference(record), place, key), self._keep)
@@ -121,6 +126,7 @@ class Totals:
 
     def __init__(self, graders: Sequence[str], *, seed: int, keep: int) -> None:
         self._sums = Summing(graders, seed=seed)
+        self.overview = Overview()
         self._different: list[Different] = []
         self._keep = keep
         self.turns = 0
@@ -131,6 +137,7 @@ class Totals:
     def add(self, receipt: Receipt) -> None:
         """Add what a chunk has found. Each chunk is added once."""
         self._sums.merge(receipt.sums)
+        self.overview.merge(receipt.overview)
         for different in receipt.different:
             _keep(self._different, different, self._keep)
         self.turns += receipt.turns

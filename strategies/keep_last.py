@@ -64,7 +64,7 @@ class KeepLast:
 
     def _cut(self, window: Window, slack: float = 0) -> int:
         """Return where the exchanges to keep begin, less a share of them. O(blocks of these and of one more)."""
-        turns, most = (limit and limit - int(limit * slack) for limit in (self.turns, self.messages))
+        turns, most = (limit and max(1, limit - int(limit * slack)) for limit in (self.turns, self.messages))
         cut = window.newest.start
         messages = 0
         for number, exchange in enumerate(window.exchanges(), 1):

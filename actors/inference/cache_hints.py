@@ -12,7 +12,8 @@ class CacheHints(Protocol):
     A session calls these beside its runs, one after the other; each has `HINT_S`. No run waits for a hint or fails with
     one: errors are logged. A hint may be lost, so a server must not rely on another one to come.
 
-    `key` names a prefix: see `RunContext.prefix_key`. Sessions that share a prefix have the same key.
+    `key` names a prefix: see `RunContext.prefix_key`. Forks have their parent's key while they share its prefix, and
+    then neither drop it nor lower its priority. What a parent says holds for its forks too.
     """
 
     async def hold(self, key: str, seconds: float) -> None:
@@ -25,7 +26,10 @@ class CacheHints(Protocol):
         """It is needed at once: a person has decided."""
 
     async def prioritize(self, key: str, priority: int) -> None:
-        """It is worth more than others (1), since a fork shares it, or less (-1), since it is about to be compacted."""
+        """It is worth more than others (1), since a fork shares it, or less (-1), since it is about to be compacted.
+
+        After the compaction, also a failed one, it is worth as much as others again (0).
+        """
 
 
 HINT_S = 2.0

@@ -36,7 +36,8 @@ class Replicas:
     its share of this process's requests is passed over for the key's next one, which is the same each time.
 
     A server that cannot be reached is passed over for `away_s`; then the next request tries it again. One that answers
-    429 or 503 is passed over for that request.
+    429 or 503 is passed over for that request. After another error, a server may have worked on the request: then a
+    move counts as one of the engine's `max_retries`; and after a timeout, 408 or 504 no other server is asked.
     """
 
     urls: Annotated[Sequence[str], PlainValidator(_urls)]

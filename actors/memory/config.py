@@ -150,8 +150,9 @@ class MemoryConfig:
 
     keep_recalled: Annotated[bool, Strict()] = False
     """Whether the text that memories add to a run's requests is kept with its turn, in `Turn.metadata` as
-    `turnwise.recalled`: then a replay gives other engines the same (see `turnwise.replay`). It takes up to `max_tokens`
-    and `profile_tokens` for each turn, and stays if a memory forgets an item."""
+    `turnwise.recalled`, and as `turnwise.front` what stands before the conversation: then a replay gives other engines
+    the same (see `turnwise.replay`). It takes up to `max_tokens` and `profile_tokens` for each turn, and stays if a
+    memory forgets an item."""
 
     planner_notes: Annotated[bool, Strict()] = False
     """Whether each note of an engine or a tool (`context.note`) is saved with its turn, as an item of type

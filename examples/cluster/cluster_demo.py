@@ -31,7 +31,7 @@ from turnwise import AsyncSession, AsyncSessionManager, LexicalMemory, OpenAIEng
 from turnwise.engines import HTTPHints, Replicas
 from turnwise.http import create_app
 
-TURNS = 3
+TURNS = 2
 FACT = "My desk is in the Ghent office, on the third floor."
 
 

@@ -57,7 +57,7 @@ class Purpose(NamedTuple):
     tool: str = ""
     """The tool that was called; empty for calls of models."""
     engine: str = ""
-    """The name of the run's engine; empty for the manager's first without a name, and for what no run has spent."""
+    """The name of the run's engine; empty if the manager's only engine has none, and for what no run has spent."""
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,9 @@ class LedgerRow(Record):
     """The tenant that the user had when it was spent."""
     engine: str | None = None
     """The name of the engine of the run that has spent it, also of its summaries and of its candidate: see `Shadow`.
-    Of a `Split`, it is the engine that was chosen. Empty if that has no name, and for what no run has spent, such as
-    titles."""
+    Of a `Split`, it is the engine that was chosen. Sessions that
+    name none are counted under the first name. Empty if the manager's only engine has no name, and for what no run has
+    spent, such as titles."""
     runs: int = 0
     """How many runs have ended, of those that had begun."""
     usage: Usage = field(default_factory=Usage)
@@ -181,7 +182,7 @@ def _indexed(name: str) -> str:
     return name.encode(errors="replace").replace(b"\0", b"?")[:_NAME_BYTES].decode(errors="ignore")
 
 
-_NAME_BYTES = 128
+_NAME_BYTES = 80
 
 
 def day_of(time_s: float) -> str:

@@ -26,7 +26,8 @@ from turnwise.memory.providers.validation import ANTHROPIC, Rules, fit
 LOST = "bG9zdA=="
 """The data of the redacted thought that replaces thoughts whose signatures were lost."""
 
-_MAX_CHECKPOINTS = 4
+MAX_MARKS = 4
+"""The most parts of a request that may have a `cache_control`."""
 
 Part = dict[str, Any]
 
@@ -34,7 +35,7 @@ CacheTime = Literal["5m", "1h"]
 
 
 def encode(
-    blocks: Sequence[Block], rules: Rules = ANTHROPIC, *, cache: CacheTime | None = None
+    blocks: Sequence[Block], rules: Rules = ANTHROPIC, *, cache: CacheTime | None = None, marks: int = MAX_MARKS
 ) -> tuple[str | list[Part] | None, list[Part]]:
     """Return the system prompt and the messages for the blocks.
 
@@ -46,7 +47,7 @@ def encode(
     - A tool result with images or documents has them in its content, after its text. Failed ones have a text that says
       so instead of the mark, as the API takes only text with the mark.
     - A document with chunks is sent as content of several texts, one with `cite` with citations enabled.
-    - The part before each of the last four cache checkpoints gets a `cache_control`.
+    - The part before each of the last cache checkpoints gets a `cache_control`, of at most `marks` of them.
     - Thoughts without a following text or call, citations, unknown kinds and blank texts are not sent.
 
     The messages are valid if the blocks are: see `repair` and `validation.check`.
@@ -55,6 +56,7 @@ def encode(
         rules: `ANTHROPIC`, or `BEDROCK` where Amazon hosts the model.
         cache: how long the provider keeps what is marked; None for its own default, five minutes. If it is set, the
             system prompt, what stands before recalled text, and the end of the conversation are marked too.
+        marks: how many marks the rest of the request leaves, from 0.
 
     Raises:
         UnsupportedBlockError: the API accepts an image or document in none of its forms.
@@ -76,10 +78,10 @@ def encode(
                 last = _part(block, rules)
                 content.append(last)
             elif isinstance(block, CacheCheckpoint) and last is not None:
-                cached = [*(part for part in cached if part is not last), last][-_MAX_CHECKPOINTS:]
+                cached = [*(part for part in cached if part is not last), last]
         if content:
             messages.append({"role": message.role, "content": [*_thoughts(message.blocks), *content]})
-    for part in cached:
+    for part in cached[max(0, len(cached) - marks) :]:
         part["cache_control"] = {"type": "ephemeral", **({"ttl": cache} if cache else {})}
     if system is None:
         return None, messages

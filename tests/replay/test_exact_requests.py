@@ -9,6 +9,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from turnwise import (
+    EchoEngine,
+    ExtractiveMemory,
     InProcess,
     LexicalMemory,
     MemoryConfig,
@@ -160,6 +162,20 @@ def test_recalled_memories_and_notes_are_in_the_requests_if_they_were_kept(url: 
         working_memory=WorkingMemory(tmp_path / "notes.db"),
         config=SessionConfig(memory=MemoryConfig(keep_recalled=True)),
     )
+
+
+def test_a_profile_before_the_conversation_is_there_again(url: str, tmp_path: Path) -> None:
+    def talk(manager: SessionManager) -> None:
+        chat = manager.open(user_id="ann")
+        chat.memory.save("The user's name is Ann.", id="name")
+        chat.memory.pin("name")
+        chat.run("Hello.").wait()
+        chat.run("Who am I?").wait()
+        assert "Ann" in chat.turn(1).metadata["turnwise.front"]
+
+    memory = ExtractiveMemory(EchoEngine(), tmp_path / "facts.db")
+    config = SessionConfig(memory=MemoryConfig(keep_recalled=True, save="none"))
+    check_same(url, talk, memory=[memory], config=config)
 
 
 def test_a_replay_says_so_where_recalled_memories_were_not_kept(url: str, tmp_path: Path) -> None:

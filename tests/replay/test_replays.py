@@ -19,7 +19,7 @@ from turnwise import (
 )
 from turnwise.actors.client.services.stored_conversations import StoredConversations, conversations_of
 from turnwise.blocks import Text, ToolUse, User
-from turnwise.engines import FunctionEngine
+from turnwise.engines import FunctionEngine, Shadow
 from turnwise.errors import ConfigError, InvalidInputError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.turns import Turn
@@ -453,5 +453,14 @@ def test_an_engine_that_calls_its_tools_by_itself_is_refused(manager: SessionMan
     class Framework(EchoEngine):
         calls_its_tools = True
 
-    with pytest.raises(InvalidInputError, match="could change something"):
-        replay(manager, engine=Framework())
+    engines: list[Any] = [
+        Framework(),
+        {"echo": EchoEngine(), "framework": Framework()},
+        Shadow(Framework(), EchoEngine(), sink=print),
+        {"echo": EchoEngine(), "beside": Shadow(Framework(), EchoEngine(), sink=print)},
+    ]
+    for engine in engines:
+        with pytest.raises(InvalidInputError, match="could change something"):
+            replay(manager, engine=engine)
+        with pytest.raises(InvalidInputError, match=r"floor.*could change something"):
+            replay(manager, engine=EchoEngine(), floor=engine)

@@ -171,6 +171,8 @@ def test_more_goes_than_must_so_that_requests_seldom_move() -> None:
     assert after(KeepLast(turns=20), plenty, *blocks) == blocks
     assert after(KeepLast(turns=20), plenty, *more) == exchanges(*range(7, 21))
     assert after(KeepLast(turns=20, slack=0), plenty, *more) == exchanges(*range(1, 21))
+    assert after(KeepLast(turns=20, slack=1), plenty, *more) == exchanges(20), "the newest stays"
+    assert after(KeepLast(messages=4, slack=1), plenty, *more) == exchanges(20)
     assert after(KeepLast(turns=20), budget, *more) == exchanges(*range(8, 21)), "nor do they fit"
     for wrong in (-0.1, 1.1):
         for strategy in (partial(Trim, slack=wrong), partial(KeepLast, turns=2, slack=wrong)):

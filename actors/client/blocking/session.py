@@ -314,7 +314,8 @@ class Session:
                 schemas check the arguments. Instructions and tools are recorded with the run and apply to all of its
                 steps, also after another process resumes it.
             overflow: how this run alone shortens its requests: by `KeepLast(turns=5)`, `Trim(2_000)` or
-                `DeleteOldest()`. Later runs continue the whole conversation again, by the manager's strategy.
+                `DeleteOldest()`, of which the first two remove no more than they must, whatever their slack. Later runs
+                continue the whole conversation again, by the manager's strategy.
             on_event: a function that is called with each event of the run, deltas included, in order, beside the run:
                 in a thread, or in a task of the asynchronous family, which takes coroutine functions too. What it
                 raises is logged and changes nothing. `wait` of the returned handle waits for it.

@@ -55,6 +55,12 @@ _QUOTED = 500
 _AWAY = (408, 409, 429)
 """The HTTP statuses, below 500, of requests that the provider may accept later."""
 
+_BUSY = (429, 503)
+"""The HTTP statuses of servers that do not begin to work on a request."""
+
+_TOOK_TOO_LONG = (408, 504)
+"""The HTTP statuses of requests on which a server may still be at work."""
+
 _SERVER_ERROR = 500
 """The first HTTP status of those that are the server's fault."""
 
@@ -178,11 +184,20 @@ class OpenAIRunner:
         client: of OpenAI's library, or of Anthropic's, which has the same interface.
         library: the client's package, for its errors.
         router: chooses the server of each request; None if the client has the only one.
+        begins_by: until when an answer begins, by the event loop's clock; None if that is for the settings to say.
     """
 
     def __init__(
-        self, settings: EngineSettings, client: Any, api: API, library: Any, router: Replicas | None = None
+        self,
+        settings: EngineSettings,
+        client: Any,
+        api: API,
+        library: Any,
+        router: Replicas | None = None,
+        *,
+        begins_by: float | None = None,
     ) -> None:
+        self._begins_by = begins_by
         self._settings = settings
         self._router = router
         self._client = client
@@ -228,33 +243,41 @@ class OpenAIRunner:
         output = OutputType.read(context.output_type or self._settings.output_type)
         if self._router is None:
             return await self.ask_here(conversation, output, context)
-        router, key = self._router, self._api.settings.prefix_key
-        *others, last = router.candidates(key)
+        router, retries = self._router, self._settings.max_retries
+        begins_by = asyncio.get_running_loop().time() + self._settings.begins_within_s
+        *others, last = router.candidates(self._api.settings.prefix_key)
         for url in others:
             try:
                 with router.at(url):
-                    return await self._at(url, retries=0).ask_here(conversation, output, context)
+                    return await self._at(url, 0, begins_by).ask_here(conversation, output, context)
             except ProviderAwayError as error:  # nothing of an answer has come
                 if self._is_gone(error.__cause__):
                     router.gone(url)
-                elif isinstance(error.__cause__, self._library.APITimeoutError | TimeoutError):
-                    raise  # it may be at work, and another server would take as long
+                elif not _is_busy(error.__cause__):  # it may have worked on the request, so this is a retry
+                    if not retries or self._may_answer(error.__cause__):
+                        raise
+                    retries -= 1
         with router.at(last):
-            return await self._at(last, retries=self._settings.max_retries).ask_here(conversation, output, context)
+            return await self._at(last, retries, begins_by).ask_here(conversation, output, context)
 
-    def _at(self, url: str, *, retries: int) -> OpenAIRunner:
-        """Return a runner that asks one server."""
+    def _at(self, url: str, retries: int, begins_by: float) -> OpenAIRunner:
+        """Return a runner that asks one server; its answer begins until a time of the event loop."""
         client = self._client.with_options(base_url=url, max_retries=retries)
-        return OpenAIRunner(self._settings, client, self._api, self._library)
+        return OpenAIRunner(self._settings, client, self._api, self._library, begins_by=begins_by)
 
     def _is_gone(self, error: BaseException | None) -> bool:
         """Return whether the error says that no connection was made."""
         import httpx2
 
-        is_silent = isinstance(error, self._library.APITimeoutError)
-        return isinstance(error, self._library.APIConnectionError) and (
-            not is_silent or isinstance(error.__cause__, httpx2.ConnectTimeout)
-        )
+        cause = error.__cause__ if isinstance(error, self._library.APIConnectionError) else None
+        return isinstance(cause, httpx2.ConnectError | httpx2.ConnectTimeout)
+
+    def _may_answer(self, error: BaseException | None) -> bool:
+        """Return whether the server may still be at work on the request; then another one would take as long."""
+        if error is None:  # nobody knows: see `_safe`
+            return True
+        is_silent = isinstance(error, self._library.APITimeoutError | TimeoutError)
+        return is_silent or getattr(error, "status_code", None) in _TOOK_TOO_LONG
 
     async def ask_here(
         self, conversation: Sequence[Block], output: OutputType | None, context: RunContext
@@ -325,9 +348,7 @@ class OpenAIRunner:
         form, request = await self._prepared(blocks, output)
         while True:
             try:
-                async with asyncio.timeout(
-                    self._settings.begins_within_s
-                ):  # the client's timeout applies to each attempt
+                async with self._opening():  # the client's timeout applies to each attempt
                     return await self._api.open(client, request), form
             except (self._library.APITimeoutError, TimeoutError) as error:
                 name = "timeout_s" if self._settings.first_byte_s is None else "first_byte_s"
@@ -346,12 +367,19 @@ class OpenAIRunner:
                 else:
                     raise self._refused(error) from self._safe(error)
 
+    def _opening(self) -> asyncio.Timeout:
+        """Return the time limit until an answer begins."""
+        if self._begins_by is None:
+            return asyncio.timeout(self._settings.begins_within_s)
+        return asyncio.timeout_at(self._begins_by)
+
     @property
     def _session_header(self) -> Mapping[str, str]:
-        """The header by which routers send requests that begin alike to the same replica."""
+        """The header by which routers send requests that begin alike to the same replica, unless the engine has it."""
         settings = self._api.settings
         name, key = settings.profile.session_header, settings.prefix_key
-        return {name: key} if name and key else {}
+        own_names = {header.lower() for header in self._settings.default_headers or ()}
+        return {name: key} if name and key and name.lower() not in own_names else {}
 
     async def _prepared(
         self, blocks: Sequence[Block], output: OutputType | None
@@ -446,6 +474,11 @@ class OpenAIRunner:
             return message
         # Redacted before it is cut: a cut could leave half of the key.
         return f"{message} - {self._redacted(str(error.body))[:200]}"
+
+
+def _is_busy(error: BaseException | None) -> bool:
+    """Return whether a server has refused a request without beginning to work on it."""
+    return getattr(error, "status_code", None) in _BUSY
 
 
 def _ends_in_results(blocks: Sequence[Block]) -> bool:

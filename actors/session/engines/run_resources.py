@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from turnwise.actors.inference.cache_hints import CacheHints
@@ -17,8 +18,10 @@ from turnwise.actors.session.window.compaction_tasks import Compactor
 from turnwise.errors import ConfigError, InvalidInputError, shown
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.working.memory import WorkingMemory
+from turnwise.strategies.keep_last import KeepLast
 from turnwise.strategies.of_run import strategy_of
 from turnwise.strategies.strategy import OverflowStrategy
+from turnwise.strategies.trim import Trim
 
 
 class RunResources:
@@ -78,6 +81,12 @@ class RunResources:
         """The resources from which `of_engine` made these; else these."""
         return self._whole or self
 
+    @property
+    def first_name(self) -> str:
+        """The name of the engine of sessions without a name; empty if the manager's only engine has none."""
+        builder = self.whole.builder
+        return next(iter(builder.engines)) if isinstance(builder, NamedEngines) else ""
+
     def of_engine(self, name: str | None) -> RunResources:
         """Return the resources with the manager's engine of this name, the first one for None; all else is the same."""
         if name is None and not isinstance(self.builder, NamedEngines):
@@ -99,12 +108,17 @@ class RunResources:
     def compactor_of(self, record: RunRecord) -> Compactor | None:
         """Return the compactor for a run's requests, with its own strategy if it has one; None if there is no strategy.
 
+        Its own strategy has no slack: it removes no more than it must.
+
         Raises:
             InvalidInputError: its own strategy needs the size of the model's window, which is not known.
         """
         if record.overflow is None:
             return self.compactor
         strategy = strategy_of(record.overflow)
+        if isinstance(strategy, Trim | KeepLast):
+            # The next run has the whole window again, so what slack removes here would be missed and save nothing.
+            strategy = replace(strategy, slack=0)
         if self.compactor:
             return self.compactor.using(strategy)
         try:

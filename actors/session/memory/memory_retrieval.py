@@ -54,7 +54,10 @@ from turnwise.memory.values.frozen_json import freeze
 from turnwise.memory.working.memory import WorkingMemory
 
 RECALLED = "turnwise.recalled"
-"""The name in a turn's metadata of the retrieved text: see `MemoryConfig.keep_recalled`."""
+"""The name in a turn's metadata of the retrieved text before the prompt: see `MemoryConfig.keep_recalled`."""
+
+FRONT = "turnwise.front"
+"""The name in a turn's metadata of the retrieved text before the conversation, if there is any."""
 
 MAX_QUERY_CHARS = 8000
 """The maximum number of characters of a prompt that are used as the query."""
@@ -347,8 +350,11 @@ def _item_limit(run: ActiveRun, counter: TokenCounter) -> int:
 def _keep(run: ActiveRun) -> None:
     """Note the retrieved text with the run's turn, if it is to be kept."""
     if run.run_resources.config.memory.keep_recalled:
-        texts = [block.text for block in (run.front, run.recalled) if block]
-        run.metadata = freeze({**run.metadata, RECALLED: "\n\n".join(texts)})
+        kept = {RECALLED: run.recalled.text if run.recalled else "", FRONT: run.front.text if run.front else ""}
+        if not kept[FRONT]:
+            del kept[FRONT]
+        others = {name: value for name, value in run.metadata.items() if name not in (RECALLED, FRONT)}
+        run.metadata = freeze({**others, **kept})
 
 
 def _has_profile(slot: MemorySlot, config: MemoryConfig) -> bool:

@@ -104,8 +104,8 @@ class ActiveRun:
 
     @property
     def engine_name(self) -> str:
-        """The name of its engine; empty for the manager's first without a name."""
-        return self.record.engine or ""
+        """The name of its engine, also of a session without one; empty if the manager's only engine has none."""
+        return self.record.engine or self.run_resources.first_name
 
     @property
     def record(self) -> RunRecord:

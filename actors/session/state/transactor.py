@@ -360,8 +360,9 @@ class Transactor:
                 if record.has_run:
                     ended.append(run.purpose)
         if new_run and new_run.has_run:  # it says a text, so it asks no model
-            spent += Spent.on(new_run.usage or Usage(), model="", engine=new_run.engine or "")
-            ended.append(Purpose("run", "", engine=new_run.engine or ""))
+            engine = new_run.engine or self._engines.whole.first_name
+            spent += Spent.on(new_run.usage or Usage(), model="", engine=engine)
+            ended.append(Purpose("run", "", engine=engine))
         return rows_of(spent, ended, self._journal.clock())
 
     async def _counts(

@@ -179,13 +179,16 @@ class WindowCompaction:
         if plan is None:
             return None
         self._hinting.compacting()
-        prepared, failure = await self._plans.prepare(compactor, plan, window, bill)
-        if prepared is None:
-            message = reason(failure) if failure else "no block may be removed from the window"
-            raise CompactionError(self._state.session_id, name, message)
-        if not await self._plans.store(prepared, bill):
-            message = "the session's window changed during the compaction"
-            raise CompactionError(self._state.session_id, name, message)
+        try:
+            prepared, failure = await self._plans.prepare(compactor, plan, window, bill)
+            if prepared is None:
+                message = reason(failure) if failure else "no block may be removed from the window"
+                raise CompactionError(self._state.session_id, name, message)
+            if not await self._plans.store(prepared, bill):
+                message = "the session's window changed during the compaction"
+                raise CompactionError(self._state.session_id, name, message)
+        finally:
+            self._hinting.compacted()
         return prepared
 
     async def _waiting_tokens(self, compactor: Compactor, head: TurnRecord) -> int:

@@ -258,7 +258,8 @@ def settled_profile(
     """Return the profile that stands before the conversation, and what has been added to it since.
 
     The front stays as it is, so that what follows it stays in providers' caches, as long as each of its lines holds: an
-    item that was changed, unpinned or deleted changes it. It also changes if an item of a new profile fits nowhere.
+    item that was changed, unpinned or deleted changes it. It also changes if an item of a new profile fits nowhere, or
+    if it takes more than `max_tokens` now.
 
     Args:
         front: the front of the last request; an empty one begins anew.
@@ -271,6 +272,8 @@ def settled_profile(
         return whole, Profile()
     rest = {name: front.without(items) for name, items in profiles.items()}
     left = max_tokens - counter.count(System(text=front.text))
+    if left < 0:  # the limit is lower than it was
+        return whole, Profile()
     added = make_profile(rest, counter=counter, max_tokens=left)
     front = replace(front, left_out={})  # what is not in it, `added` has or leaves out
     return (front, added) if whole.lines <= lines | added.lines else (whole, Profile())

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Sequence
 from typing import Any
 
 from turnwise.errors import SessionFencedError
-from turnwise.memory.conversation.ledger import COLUMNS, LedgerField, LedgerQuery, LedgerRow
+from turnwise.memory.conversation.ledger import COLUMNS, LedgerField, LedgerQuery, LedgerRow, Spent, rows_of
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.quotas.tenants import MAX_TENANT_BYTES
 from turnwise.memory.stores.base import Commit, SessionStore
 from turnwise.memory.stores.conformance.fixtures import IDS, TEXT, USAGE, own
 from turnwise.memory.stores.conformance.laws import Law, collector, equal, refuses
+from turnwise.memory.values.ids import MAX_BYTES
 from turnwise.memory.values.records import replace
 
 LAWS: list[Law] = []
@@ -83,6 +86,24 @@ async def check_the_ledger_is_split_by_each_field(store: SessionStore) -> None:
     await _check_sums(store, [sums(12)], since=days[1], until=days[1])
     await _check_sums(store, [sums(0)], since="2026-01-03")
     await _check_sums(store, [], "day", since=days[1], until=days[0])
+
+
+@_law
+async def check_the_ledger_takes_the_longest_names(store: SessionStore) -> None:
+    """Also if all names of a row are as long as they can be, and cannot be compressed."""
+    dice = random.Random(7)  # noqa: S311 - not for secrets
+
+    def longest(size: int) -> str:
+        return "".join(chr(dice.randrange(0x4E00, 0x9F00)) for _ in range(size // 3))
+
+    user, session, agent = (longest(MAX_BYTES) for _ in range(3))
+    owner = await own(store, session, user_id=user, agent=agent)
+    spent = Spent.on(Usage(calls=1), kind="extraction", model=longest(300), tool=longest(300), engine=longest(300))
+    rows = [replace(row, tenant=longest(MAX_TENANT_BYTES)) for row in rows_of(spent, (), 0.0)]
+    await owner.commit(spent=rows)
+    await owner.commit(spent=rows)
+    (row,) = await store.ledger(LedgerQuery(by=_ALL))
+    equal((row.user_id, row.session_id, row.agent, row.usage.calls), (user, session, agent, 2), "the row")
 
 
 @_law

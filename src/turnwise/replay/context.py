@@ -64,7 +64,8 @@ class Conversation:
             key=session.log,
             members=session.members,
         )
-        return cls(replace(session, log=log, log_size=0), view, cache)
+        # Each conversation has a log of its own, by whose name servers tell apart which requests begin alike.
+        return cls(replace(session, log=f"{session.log}/{log}", log_size=0), view, cache)
 
     def go_on_with(self, cache: BlockCache, base: Spans, *, may_name_files: bool) -> None:
         """Go on with the blocks of the next page of turns, and with those that the next turn continues."""
@@ -107,15 +108,18 @@ class _Callbacks:
     def __init__(
         self,
         conversation: Conversation,
-        recalled: Recalled | None,
         tools: TurnTools,
         resources: RunResources,
         files: FileAccess | None,
+        *,
+        recalled: Recalled | None,
+        front: Recalled | None,
     ) -> None:
         self.stand_in: ToolStandIn | None = tools
         self.first_token_at: float | None = None
         self._conversation = conversation
         self._recalled = recalled
+        self._front = front
         self._resources = resources
         self._files = files
         self.is_unpriced = False
@@ -158,8 +162,8 @@ class _Callbacks:
         if too_long:
             raise ContextOverflowError("the provider refused the request as too long: pass overflow= to the replay")
         turn = Turn(run.session.session_id, run.turn, self._conversation.cache)
-        if self._recalled:
-            turn = turn.recalling(self._recalled)
+        if self._recalled or self._front:
+            turn = turn.recalling(self._recalled, front=self._front)
         if not self._conversation.may_name_files:
             return turn
         named = {place: block for place, block in turn.placed_blocks if names_file(block)}
@@ -209,6 +213,7 @@ async def answer_turn(
     record: RunRecord,
     *,
     recalled: Recalled | None,
+    front: Recalled | None,
     tools: TurnTools,
     resources: RunResources,
     files: FileAccess | None,
@@ -220,10 +225,11 @@ async def answer_turn(
 
     Args:
         turn: without an answer; the conversation's cache has its blocks.
+        recalled, front: what memories add before the turn's prompt, and before the conversation.
         timeout_s: how long the answer may take, in seconds; None for no limit.
     """
     run = ActiveRun(conversation.view, record, turn, resources)
-    callbacks = _Callbacks(conversation, recalled, tools, resources, files)
+    callbacks = _Callbacks(conversation, tools, resources, files, recalled=recalled, front=front)
     run.attempt = attempt = Attempt(run, callbacks, interval_s=_NEVER_S)
     config = resources.config
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from turnwise.actors.session.memory.memory_retrieval import RECALLED
+from turnwise.actors.session.memory.memory_retrieval import FRONT, RECALLED
 from turnwise.actors.session.window.leaving_out import without
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import CLEARED, AnyBlock, Recalled, Unknown
@@ -43,7 +43,9 @@ class RecordedTurn:
     is_selected: bool
     """Whether it is to be replayed; others are read since a later window depends on them."""
     recalled: Recalled | None = None
-    """The text that memories added to its requests."""
+    """The text that memories added to its requests before the prompt."""
+    front: Recalled | None = None
+    """The text that memories added before the conversation."""
     inexact: tuple[str, ...] = ()
     """How its request may differ from the recorded one."""
     may_name_files: bool = True
@@ -225,6 +227,7 @@ class _Page:
             position=position,
             is_selected=is_selected,
             recalled=Recalled(text=str(text)) if text else None,
+            front=Recalled(text=str(turn.metadata[FRONT])) if FRONT in turn.metadata else None,
             inexact=tuple(inexact),
             may_name_files=self.may_name_files,
         )

@@ -199,18 +199,18 @@ class _Answering:
         resources, runner = await self._engine(
             conversation, recorded.session.engine if run.engine is None else run.engine
         )
-        recalled = recorded.recalled
+        recalled, front = recorded.recalled, recorded.front
         usage, error = Usage(), runner if isinstance(runner, TurnwiseError) else _refusal(resources, run)
         if variant.memory and error is None:
             try:
-                recalled = await variant.memory.recall(recorded)
+                recalled, front = await variant.memory.recall(recorded), None
             except TurnwiseError as failure:
                 error = failure
         if error is None and variant.overflow:
             try:
                 windows = self._windows_of(variant.overflow, resources, conversation)
                 spent = windows.spent
-                record = await windows.fit(record, run, recalled)
+                record = await windows.fit(record, run, recalled, front)
                 usage = windows.spent - spent
             except TurnwiseError as failure:
                 error = failure
@@ -229,6 +229,7 @@ class _Answering:
                 record,
                 run,
                 recalled=recalled,
+                front=front,
                 tools=tools,
                 resources=resources,
                 files=self._files,

@@ -16,7 +16,7 @@ from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.services.stored_conversations import StoredConversations, conversations_of
 from turnwise.actors.inference.engine import EngineBuilder
-from turnwise.actors.inference.named_engines import as_engine
+from turnwise.actors.inference.named_engines import as_engine, engines_of
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.engines.budget import Prices
 from turnwise.actors.session.window.compaction_tasks import check_overflow
@@ -312,9 +312,10 @@ def _check_number(name: str, value: int, least: int) -> None:
 
 def _checked_engine(engine: Any, field_name: str = "engine") -> EngineBuilder:
     builder = as_engine(engine)
-    if getattr(builder, "calls_its_tools", False):
-        reason = "it calls its tools by itself, so a replay with it could change something: use its model without it"
-        raise InvalidInputError(field_name, type(builder).__name__, reason)
+    for each in engines_of(builder):
+        if getattr(each, "calls_its_tools", False):
+            reason = "it calls its tools by itself, so a replay with it could change something: use its model alone"
+            raise InvalidInputError(field_name, type(each).__name__, reason)
     return builder
 
 

@@ -52,8 +52,8 @@ class Windows:
         self.is_unpriced = False
         """Whether a model that made summaries has no price."""
 
-    async def fit(self, turn: TurnRecord, run: RunRecord, recalled: Recalled | None) -> TurnRecord:
-        """Return the turn with an input that fits the model's window.
+    async def fit(self, turn: TurnRecord, run: RunRecord, *recalled: Recalled | None) -> TurnRecord:
+        """Return the turn with an input that fits the model's window, beside what was recalled.
 
         Raises:
             TurnwiseError: no strategy can make it fit.
@@ -62,7 +62,7 @@ class Windows:
         failure: Exception | None = None
         for _ in range(LAST_RESORTS):
             window = await self._compactor.window(turn, self._conversation.cache)
-            compactor = self._compactor.of_run(run).with_blocks(recalled)
+            compactor = self._compactor.of_run(run).with_blocks(*recalled)
             is_over = window.taken(compactor.budget) > compactor.budget.max_tokens
             if self._compactor.is_estimate(window) and (is_over or acts(compactor.strategy, window, compactor.budget)):
                 await self._compactor.count_exactly()

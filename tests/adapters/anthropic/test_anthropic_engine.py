@@ -39,6 +39,7 @@ from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing import LocalProvider, tool_script
 from turnwise.testing.local_provider.anthropic_messages import sign
+from turnwise.testing.local_provider.http_protocol import RefusedError
 
 KEY = "sk-ant-secret-4711"
 MARK = {"type": "ephemeral", "ttl": "1h"}
@@ -132,6 +133,30 @@ def test_marks_of_the_cache_and_what_was_read_from_it(provider: LocalProvider) -
     answer(engine_of(provider, cache=None), "One", CacheCheckpoint(), "Two")
     marked = [part for part in provider.requests[-1].body["messages"][0]["content"] if "cache_control" in part]
     assert marked == [{"type": "text", "text": "One", "cache_control": {"type": "ephemeral"}}]
+
+
+def test_marks_of_the_callers_own_tools_count_among_the_four(provider: LocalProvider) -> None:
+    schema = {"type": "object", "properties": {}}
+    for own in range(5):
+        tools = [{"name": f"t{number}", "description": "d", "input_schema": schema} for number in range(4)]
+        marked = [{**tool, "cache_control": {"type": "ephemeral"}} for tool in tools[:own]]
+        engine = engine_of(provider, system="A handbook.", extra={"tools": marked + tools[own:]})
+        answer(engine, "One", CacheCheckpoint(), "Two", CacheCheckpoint(), "Three")
+        assert json.dumps(provider.requests[-1].body).count("cache_control") == 4
+    assert len(provider.requests) == 5
+
+
+def test_a_gateway_that_refuses_marks_gets_none_from_then_on(provider: LocalProvider) -> None:
+    def refuse(messages: Any) -> str:
+        if "cache_control" in json.dumps(provider.requests[-1].body):
+            raise RefusedError(400, "messages.0.content.0.cache_control: Extra inputs are not permitted")
+        return "Hi."
+
+    provider.reply = refuse
+    for _ in range(2):
+        blocks, _ = answer(engine_of(provider, "behind-a-gateway"), "One", CacheCheckpoint(), "Two")
+        assert blocks == [Text(text="Hi.")]
+    assert ["cache_control" in json.dumps(request.body) for request in provider.requests] == [True, False, False]
 
 
 def test_parameters_of_a_run_are_sent_in_anthropics_terms_or_refused(provider: LocalProvider) -> None:

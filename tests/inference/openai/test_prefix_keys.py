@@ -69,6 +69,15 @@ async def test_a_callers_own_key_is_sent() -> None:
         assert [request.body["prompt_cache_key"] for request in provider.requests] == ["a", "b"]
 
 
+async def test_a_callers_own_header_is_sent() -> None:
+    with LocalProvider() as provider:
+        engine = OpenAIEngine(
+            "local", base_url=provider.base_url, provider="vllm", default_headers={"X-Session-ID": "mine"}
+        )
+        keys = await keys_of(provider, engine)
+    assert keys == [(None, "mine")] * 4
+
+
 def test_a_key_says_nothing_of_the_log_and_follows_the_first_block() -> None:
     assert prefix_key((Span("7", 0, 3), Span("9", 0, 1)), "9") == prefix_key((Span("7", 2, 3),), "7")
     assert prefix_key((), "9") == prefix_key((Span("9", 4, 5),), "9") != prefix_key((Span("7", 0, 3),), "9")

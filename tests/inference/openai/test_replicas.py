@@ -122,6 +122,34 @@ async def test_a_replica_that_is_busy_is_passed_over_for_this_request() -> None:
         assert "one" in turn.text and counts == [1, 2], "only the last one is asked again"
 
 
+@pytest.mark.parametrize(
+    ("fault", "max_retries", "request_count"),
+    [
+        ("503", 0, 3),  # busy ones have not begun
+        ("429", 0, 3),
+        ("500", 0, 1),  # others may have worked on it
+        ("500", 1, 2),
+        ("cut", 0, 1),  # it has read the request
+        ("cut", 1, 2),
+        ("408", 5, 1),  # it may be at work
+        ("504", 5, 1),
+    ],
+)
+async def test_no_other_replica_is_asked_more_often_than_retries_allow(
+    fault: str, max_retries: int, request_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone: list[str] = []
+    monkeypatch.setattr(Replicas, "gone", lambda _, url: gone.append(url))
+    with served() as providers:
+        router = Replicas([provider.base_url for provider in providers])
+        engine = OpenAIEngine(fault, router=router, max_retries=max_retries, stream=False)
+        async with managed(engine) as manager:
+            with pytest.raises(RunFailedError):
+                await (await (await manager.open()).run("one")).wait()
+        assert sum(len(provider.requests) for provider in providers) == request_count
+    assert not gone, "each can be reached"
+
+
 async def test_where_no_replica_can_be_reached_the_run_says_so() -> None:
     router = Replicas(["http://127.0.0.1:9/v1", "http://127.0.0.1:10/v1"])
     async with managed(OpenAIEngine("local", router=router, max_retries=0)) as manager:

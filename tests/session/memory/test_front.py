@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from test_profile import ADA, WHO, chat, items_of, memory_of, request, section
+from test_profile import ADA, ENGINES, WHO, chat, items_of, memory_of, request, section
 
+from turnwise.actors.memory.attached import MemorySlot
+from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.memory.conversation.blocks import Block, Recalled, System, User
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
@@ -58,3 +60,15 @@ async def test_a_compaction_moves_all_and_so_takes_what_is_new_into_the_front() 
     await request(core, "three")
     await request(core, "four")
     assert WHO[3].text in front_of(await request(core, "five"))
+
+
+async def test_a_front_becomes_smaller_with_its_limit() -> None:
+    facts, core = await known()
+    slot = MemorySlot(memory=memory_of(facts), name="memory 0", section=None)
+    first = front_of(await request(core, "hey"))
+    assert core.engines.config.memory.profile_tokens > 60
+    for tokens in (40, 0):
+        config = replace(core.engines.config, memory=MemoryConfig(profile_tokens=tokens))
+        core.use(ENGINES[id(core)], config, memories=[slot])
+        smaller = front_of(await request(core, "hey again"))
+        assert len(smaller) < len(first) and bool(smaller) == bool(tokens)

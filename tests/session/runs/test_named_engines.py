@@ -21,6 +21,7 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.engines.run_resources import RunResources
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse
+from turnwise.memory.conversation.ledger import LedgerQuery
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -63,6 +64,18 @@ async def test_a_session_uses_the_engine_that_it_names_also_in_the_next_process(
     assert [run.engine for run in await store.runs(SessionKey(SESSION))] == [None, "smart", "smart"]
     await later.row.use_engine(None)
     assert await answer_of(later, "d") == "fast hi"
+
+
+async def test_a_session_without_a_name_is_counted_under_that_of_the_first_engine() -> None:
+    store = await a_store()
+    core = a_core(store)
+    await answer_of(core, "a")
+    await core.row.use_engine("fast")
+    await answer_of(core, "b")
+    await core.row.use_engine("smart")
+    await answer_of(core, "c")
+    rows = await store.ledger(LedgerQuery(by=("engine",)))
+    assert [(row.engine, row.runs) for row in rows] == [("fast", 2), ("smart", 1)]
 
 
 async def test_open_runs_keep_their_engine() -> None:

@@ -8,19 +8,25 @@ from typing import Any
 
 import pytest
 
+from schedules import SESSION, inline
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.cache_hints import CacheHints, NoHints
+from turnwise.actors.inference.named_engines import NamedEngines
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.openai.http_hints import HTTPHints
 from turnwise.actors.inference.replicas import Replicas
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.session.core import SessionCore
 from turnwise.errors import ConfigError
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.memory.values.ids import new_id
 from turnwise.strategies.delete_oldest import DeleteOldest
+from turnwise.strategies.trim import Trim
 from turnwise.testing import LocalProvider, tool_script
+from windows.stage import Summarizer, Talker, chat, opened, prompts, summarize
 
 TOLD: list[tuple[str, str, Any]] = []
 """The hints of the running test."""
@@ -118,6 +124,51 @@ async def test_a_compaction_says_so_before_and_after() -> None:
                 await (await chat.run(f"{number} {'x' * 200}")).wait()
             assert set(await told(1)) == {"drop"}, "what waits for the window is not announced"
     assert all(name == "drop" for name, *_ in TOLD)
+
+
+class Hinting(Talker):
+    """A talker whose server takes hints."""
+
+    cache_hints = Told()
+
+
+@pytest.mark.virtual_time
+async def test_the_priority_is_lowered_during_a_compaction_only_also_if_that_fails() -> None:
+    for answers in ([], [""] * 6):
+        TOLD.clear()
+        stage = await opened(summarize(Summarizer(*answers)), Hinting())
+        await chat(stage, *prompts(0, 16))
+        told_of = [value if name == "prioritize" else name for name, _, value in TOLD]
+        assert told_of[:3] == ([-1, "drop", 0] if not answers else [-1, 0, "drop"]), told_of
+        assert told_of[-1] == 0 and told_of.count(-1) == told_of.count(0) > 1
+    assert len({key for _, key, _ in TOLD}) == 1
+
+
+@pytest.mark.virtual_time
+async def test_a_fork_does_not_drop_what_its_parent_uses() -> None:
+    stage = await opened(summarize(Summarizer()), Hinting())
+    await chat(stage, *prompts(0, 4))
+    await stage.core.forking.fork(None, "fork")
+    await asyncio.sleep(1)
+    assert [name for name, *_ in TOLD] == ["prioritize"], "the fork"
+    ((_, parents, _),) = TOLD
+    stage.core = SessionCore(
+        SessionKey("fork"), stage.store, stage.engine, stage.config, overflow=stage.overflow, off_loop=inline
+    )
+    await chat(stage, *prompts(4, 30))
+    assert len(TOLD) > 3 and parents not in {key for _, key, _ in TOLD[1:]}, "later ones are of its own summaries"
+    assert ("drop", None) in {(name, value) for name, _, value in TOLD}
+
+
+@pytest.mark.virtual_time
+async def test_a_stored_change_does_not_fail_with_an_engine_that_cannot_say_what_it_sends() -> None:
+    class Frameless(Hinting):
+        def frame(self) -> Any:
+            raise RuntimeError("the file of the system prompt is gone")
+
+    stage = await opened(Trim(), NamedEngines({"first": Hinting(), "other": Frameless()}))
+    await stage.core.row.use_engine("other")
+    assert (await stage.store.get(SessionKey(SESSION))).engine == "other"
 
 
 @pytest.mark.parametrize("how", ["fails", "hangs"])

@@ -61,6 +61,14 @@ async def test_two_such_runs_in_a_row_lose_nothing() -> None:
     assert [len(said(given)) for given in engine.given[2:5]] == [1, 1, 1]
 
 
+async def test_a_runs_own_strategy_leaves_out_no_more_than_it_must() -> None:
+    stage = await opened(None)
+    await chat(stage, *map(str, range(8)))
+    await run_alone(stage.core, "8", overflow_record(KeepLast(turns=6)))
+    engine: Talker = stage.engine
+    assert said(engine.given[-1]) == list("345678")
+
+
 async def test_what_a_cancelled_run_leaves_out_stays_in_the_conversation() -> None:
     stage = await opened(None)
     await chat(stage, "one")

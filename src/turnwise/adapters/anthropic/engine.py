@@ -85,8 +85,9 @@ class AnthropicEngine:
     If omitted, the model's own default applies."""
     cache: CacheTime | None = "5m"
     """How long Anthropic keeps the request for the next one: the tools and the system prompt, and the conversation, are
-    marked with `cache_control`. Anthropic takes four marks: the last ones are sent, `CacheCheckpoint` blocks too.
-    `Usage.cached_tokens` says what was read from the cache. If None, only `CacheCheckpoint` blocks are marks."""
+    marked with `cache_control`. Anthropic takes four marks: those in `extra`, then the last ones, also of
+    `CacheCheckpoint` blocks. `Usage.cached_tokens` says what was read from the cache. If None, only `CacheCheckpoint`
+    blocks are marks. To a gateway that refuses marks, none are sent from then on."""
     base_url: str | None = None
     """The API's URL, without /v1; if omitted, ANTHROPIC_BASE_URL of the session's process, else Anthropic's own."""
     api_key_variable: str = _KEY_VARIABLE

@@ -25,7 +25,7 @@ from turnwise.actors.inference.tools.tool import ToolDefinition
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Citations, Text, Thinking
 from turnwise.memory.conversation.model_params import forces_call
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.providers.anthropic import encode
+from turnwise.memory.providers.anthropic import MAX_MARKS, encode
 from turnwise.memory.providers.arrangement import arranged
 from turnwise.memory.providers.validation import ANTHROPIC, check
 from turnwise.memory.values.frozen_json import freeze
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 LIMIT = "max_tokens"
 """The field for the maximum length of an answer, which each request must have."""
+
+MARK = "cache_control"
+"""The field of a part of a request up to which the provider keeps the request for the next one."""
 
 _MOST_TOKENS = 8192
 """The maximum length of an answer, beside its thoughts, if the engine has none."""
@@ -127,8 +130,10 @@ class MessagesAPI:
 
     def request(self, blocks: Sequence[Block], form: Form | None) -> dict[str, Any]:
         check(arranged(blocks, self.rules), self.rules)
-        system, messages = encode(blocks, self.rules, cache=self.settings.engine.cache)
-        request = {"messages": messages, **_on_wire(self._with_answer_fields(self._fields, form))}
+        fields = _on_wire(self._with_answer_fields(self._fields, form))
+        marks = 0 if MARK in self.settings.refused else max(0, MAX_MARKS - _mark_count(fields))
+        system, messages = encode(blocks, self.rules, cache=self.settings.engine.cache, marks=marks)
+        request = {"messages": messages, **fields}
         if system:
             request["system"] = system
         return request if _may_think(messages) else _without_thinking(request)
@@ -145,6 +150,9 @@ class MessagesAPI:
 
     def adapt(self, message: str, form: Form | None) -> bool:
         refused_fields = self.settings.refused
+        if mentions(message, MARK) and MARK not in refused_fields:  # not every gateway knows it
+            refused_fields.add(MARK)
+            return True
         new = set(form.refused_as(message) if form else ()) - refused_fields
         if form and form.is_forced and mentions(message, "tool_choice"):
             new = {"tool_choice"} - refused_fields
@@ -175,6 +183,13 @@ class MessagesAPI:
 
     def answer(self, form: Form | None) -> MessagesAnswer:
         return MessagesAnswer(form.tool if form else None)
+
+
+def _mark_count(value: Any) -> int:
+    """Return how many parts of a field are marked for the cache."""
+    if isinstance(value, Mapping):
+        return (MARK in value) + sum(map(_mark_count, value.values()))
+    return sum(map(_mark_count, value)) if isinstance(value, list | tuple) else 0
 
 
 def _declared(tool: ToolDefinition) -> dict[str, Any]:

@@ -100,7 +100,7 @@ async def main() -> None:
 
 async def show(manager: AsyncSessionManager, urls: list[str], replicas: list[Any]) -> None:
     """Show sessions, memory, a fork, the service, and a replica that dies."""
-    print("three sessions in turn, each at its own replica:")
+    print("three sessions in turn, each always at the same replica:")
     users = ["sarah", "tom", "ann"]
     chats = [await manager.open(f"chat-{number}", user_id=user) for number, user in enumerate(users)]
     for turn in range(TURNS):

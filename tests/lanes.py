@@ -1,8 +1,10 @@
 """Runs the tests in lanes side by side. Each lane takes the next file that no other has taken.
 
 python tests/lanes.py [--more | --newest | --newest-part] [arguments of pytest]
+python tests/lanes.py --rotated
 
-`make test` runs all files but those of `MORE`, and `make test-more` runs these. `make test-newest` runs what of the
+`make test` runs all files but those of `MORE`, and `make test-more` runs these, but for some that it runs on other days:
+see `ROTATED`, which `--rotated` prints. `make test-newest` runs what of the
 former may differ by the version of Python: see `is_same_on_each_python`; `make test-newest-part` runs a third of that,
 each day another one. A lane or two begin with the tests that need a Ray, which wait a lot; a lane that has none left
 helps with the rest. If the arguments name files, there is one lane for each kind of tests.
@@ -87,6 +89,14 @@ MORE = [
 types, docs, packages and measurements. As patterns, in the order in which files are taken, so that no lane ends long
 after the others."""
 
+ROTATED = [
+    ["deploy/test_pods_on_ray.py"],
+    ["cluster/test_two_rays.py", "cluster/test_own_ray.py"],
+    ["hosting/test_chaos_on_ray.py", "hosting/test_outages_on_ray.py"],
+]
+"""Of these groups of files, which start several Rays or kill for long, `make test-more` runs one, each day the next.
+`make long` runs all of them."""
+
 SAME_ON_EACH_PYTHON = (
     *("adapters/", "console/", "http/front_ends/", "http/openai/"),  # frameworks, browsers and clients of others
     *("cli/", "http/server/"),  # programs of their own, where warnings are no errors
@@ -131,6 +141,15 @@ def is_same_on_each_python(file: Path) -> bool:
     return bool(searches) or name_of(file).startswith(SAME_ON_EACH_PYTHON)
 
 
+def today() -> int:
+    return int(time.time() // 86400)
+
+
+def rests_today(file: Path) -> bool:
+    """Return whether `make test-more` runs a file on another day."""
+    return any(name_of(file) in group for number, group in enumerate(ROTATED) if number != today() % len(ROTATED))
+
+
 def name_of(file: Path) -> str:
     return file.relative_to(TESTS).as_posix()
 
@@ -147,10 +166,11 @@ def files_of(kind: str, target: str = "") -> list[Path]:
     files = [file for file in sorted(TESTS.glob("*/**/test_*.py")) if kind != "ray" or may_need_ray(file)]
     ranks = {file: [at for at, pattern in enumerate(MORE) if PurePath(name_of(file)).match(pattern)] for file in files}
     if target == "--more":
-        return sorted((file for file in files if ranks[file]), key=lambda file: ranks[file][0])
+        rest = [file for file in files if ranks[file] and not rests_today(file)]
+        return sorted(rest, key=lambda file: ranks[file][0])
     rest = [file for file in files if not ranks[file] and not (is_newest and is_same_on_each_python(file))]
     if target == "--newest-part":
-        rest = rest[int(time.time() // 86400) % DAYS :: DAYS]
+        rest = rest[today() % DAYS :: DAYS]
     return sorted(rest, key=lambda file: LONG.index(name_of(file)) if name_of(file) in LONG else len(LONG))
 
 
@@ -223,6 +243,9 @@ class Lane(threading.Thread):
 
 
 def main(arguments: Sequence[str]) -> int:
+    if arguments == ["--rotated"]:
+        print(*(str(TESTS / name) for group in ROTATED for name in group))
+        return 0
     target = next((argument for argument in arguments if argument in LANES), "")
     arguments = [argument for argument in arguments if argument != target]
     with tempfile.TemporaryDirectory(prefix="turnwise-") as taken:

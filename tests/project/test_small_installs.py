@@ -8,6 +8,7 @@ import pytest
 
 from pages.small_locks import CLIENT, LOCKS, ROOT, lock_without
 from processes.clean_install import clean_install
+from scale import one_a_day
 from servers.threaded_service import served
 from turnwise import EchoEngine, InProcess
 
@@ -42,12 +43,16 @@ except ConfigError as error:
 """
 
 
+SMALL = [name for name in LOCKS if name != CLIENT]
+"""The locks of sessions; each day one of them is installed."""
+
+
 @pytest.mark.parametrize("name", LOCKS)
 def test_the_locks_of_small_installs_are_made_from_the_lock(name: str) -> None:
     assert (ROOT / name).read_text(encoding="utf-8") == lock_without(LOCKS[name])
 
 
-@pytest.mark.parametrize("name", [name for name in LOCKS if name != CLIENT])
+@one_a_day("name", SMALL, SMALL)
 def test_sessions_work_where_only_a_small_lock_was_installed(name: str, tmp_path: Path) -> None:
     env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": clean_install(tmp_path, name), "HOME": str(tmp_path)}
     command = [sys.executable, "-P", "-c", SESSIONS, str(tmp_path)]

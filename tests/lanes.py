@@ -3,7 +3,7 @@
 python tests/lanes.py [--more | --newest | --newest-part] [arguments of pytest]
 python tests/lanes.py --rotated
 
-`make test` runs all files but those of `MORE`, and `make test-more` runs these, but for some that take turns by the day:
+`make test` runs all files but those of `MORE`, and `make test-more` runs these, but for those that take turns by day:
 see `ROTATED`, which `--rotated` prints. `make test-newest` runs what of the former may differ by the version of Python:
 see `is_same_on_each_python`; `make test-newest-part` runs a third of that, each day another one. A lane or two begin
 with the tests that need a Ray, which wait a lot; a lane that has none left helps with the rest. If the arguments name

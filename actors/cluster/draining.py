@@ -53,7 +53,7 @@ async def drain_node(node_id: str | None, timeout_s: float) -> DrainReport:
     began = time.monotonic()
     node_id = await asyncio.to_thread(_begin, node_id, timeout_s)
     left: set[str] = set()
-    told: dict[str, float] = {}
+    leaving: set[str] = set()
     staying: dict[str, str] = {}
     late: tuple[str, ...] = ()
     killed: set[str] = set()
@@ -76,14 +76,14 @@ async def drain_node(node_id: str | None, timeout_s: float) -> DrainReport:
                 await asyncio.to_thread(_kill, actors[actor_id])
             if spent_s > timeout_s + 2 * GRACE_S:
                 break
-        new = [actors[actor_id] for actor_id in going if time.monotonic() >= told.get(actor_id, 0.0)]
+        new = [actors[actor_id] for actor_id in going - leaving]
         reasons = await asyncio.gather(*(_tell(record, max(0.0, timeout_s - spent_s)) for record in new))
         for record, reason in zip(new, reasons, strict=True):
             actor_id = record.actor_id.hex()
             if reason:
                 staying[actor_id] = reason
             elif reason is not None:
-                told[actor_id] = float("inf")
+                leaving.add(actor_id)
         await asyncio.sleep(PAUSE_S)
     return DrainReport(
         node_id=node_id,

@@ -114,13 +114,13 @@ class Cache:
 
     def find(self, tokens: Sequence[int]) -> Array:
         """Return keys and values of as many tokens from the first on as are cached, but not of the last token."""
-        found: list[Array] = []
+        parts: list[Array] = []
         for block in block_hashes(tokens[:-1]):
             if block not in self.blocks:
                 break
             self.blocks.move_to_end(block)
-            found.append(self.blocks[block].astype(np.float32))
-        return np.concatenate([np.empty((LAYERS, 2, 0, WIDTH), np.float32), *found], axis=2)
+            parts.append(self.blocks[block].astype(np.float32))
+        return np.concatenate([np.empty((LAYERS, 2, 0, WIDTH), np.float32), *parts], axis=2)
 
     def keep(self, tokens: Sequence[int], state: Array, key: str) -> None:
         hashes = block_hashes(tokens)

@@ -350,11 +350,11 @@ def _item_limit(run: ActiveRun, counter: TokenCounter) -> int:
 def _keep(run: ActiveRun) -> None:
     """Note the retrieved text with the run's turn, if it is to be kept."""
     if run.run_resources.config.memory.keep_recalled:
-        kept = {RECALLED: run.recalled.text if run.recalled else "", FRONT: run.front.text if run.front else ""}
-        if not kept[FRONT]:
-            del kept[FRONT]
+        texts = {RECALLED: run.recalled.text if run.recalled else ""}
+        if run.front and run.front.text:
+            texts[FRONT] = run.front.text
         others = {name: value for name, value in run.metadata.items() if name not in (RECALLED, FRONT)}
-        run.metadata = freeze({**others, **kept})
+        run.metadata = freeze({**others, **texts})
 
 
 def _has_profile(slot: MemorySlot, config: MemoryConfig) -> bool:

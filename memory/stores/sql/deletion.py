@@ -145,9 +145,9 @@ def rename_in_ledger(connection: sa.Connection, rows: sa.ColumnElement[bool], **
     """Give rows of the ledger other names, and add them to those with these names; return how many they were."""
     table = schema.ledger
     keys = [sa.literal(names[key]).label(key) if key in names else table.c[key] for key in LedgerKey._fields]
-    kept = [table.c[key] for key in LedgerKey._fields if key not in names]
+    other_keys = [table.c[key] for key in LedgerKey._fields if key not in names]
     sums = [sa.cast(sa.func.sum(table.c[name]), sa.BigInteger).label(name) for name in NUMBERS]
-    renamed = sa.select(*keys, *sums).where(rows).group_by(*kept)
+    renamed = sa.select(*keys, *sums).where(rows).group_by(*other_keys)
     insert = insert_into(table, connection.dialect).from_select([*LedgerKey._fields, *NUMBERS], renamed)
     connection.execute(summed(insert))
     return connection.execute(sa.delete(table).where(rows)).rowcount

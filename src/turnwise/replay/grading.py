@@ -50,8 +50,8 @@ class FunctionGrader:
 
     async def grade(self, replay: TurnReplay, answer: Answer) -> float | None:
         """See `Grader.grade`."""
-        made = self.function(replay, answer)
-        grade = await made if inspect.isawaitable(made) else made
+        result = self.function(replay, answer)
+        grade = await result if inspect.isawaitable(result) else result
         return None if grade is None else float(grade)
 
 

@@ -121,7 +121,7 @@ async def recorded_turns(
             cache = BlockCache()
             spans = union(*(turn.spans for turn, *_ in read), *(turn.prompt for turn, *_ in read))
             cache.add_spans(spans, await read_blocks(store, spans))
-            made = _Page(
+            shared = _Page(
                 store=store,
                 session=session,
                 cache=cache,
@@ -130,7 +130,7 @@ async def recorded_turns(
                 blocks=cache.read(spans),
                 has_memories=has_memories,
             )
-            yield [await made.turn(turn, run, place, is_selected=chosen) for turn, run, chosen, place in read]
+            yield [await shared.turn(turn, run, place, is_selected=chosen) for turn, run, chosen, place in read]
 
 
 async def _again(pages: Iterable[Sequence[TurnRecord]]) -> AsyncIterator[Sequence[TurnRecord]]:

@@ -181,11 +181,11 @@ class _Answering:
         """Return the answer to a turn; None if the turn is only what later windows are made of."""
         variant = self._variant
         if isinstance(variant.engine, ShadowRecords):
-            given = variant.engine.answer_to(recorded) if recorded.is_selected else None
-            if given is None:
+            shadow = variant.engine.answer_to(recorded) if recorded.is_selected else None
+            if shadow is None:
                 return None
-            given = priced_answer(given, self._work.config.prices, recorded.turn.record.created_at)
-            return replace(given, is_refusal=is_refusal(given))
+            shadow = priced_answer(shadow, self._work.config.prices, recorded.turn.record.created_at)
+            return replace(shadow, is_refusal=is_refusal(shadow))
         if self._conversation is None:
             self._conversation = Conversation.of(recorded.session, self._log, recorded.turn.cache)
         conversation = self._conversation

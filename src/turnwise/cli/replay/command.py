@@ -266,8 +266,8 @@ async def _find_sessions(manager: AsyncSessionManager, select: Selection) -> Non
 def _tools(otherwise: str) -> Any:
     from turnwise.replay.tools import RecordedTools
 
-    made: Any = imported("--tools", otherwise) if ":" in otherwise else otherwise
-    return made if isinstance(made, RecordedTools) else RecordedTools(otherwise=made)
+    policy: Any = imported("--tools", otherwise) if ":" in otherwise else otherwise
+    return policy if isinstance(policy, RecordedTools) else RecordedTools(otherwise=policy)
 
 
 def _engine(path: str | None, model: str | None, shadow: Path | None) -> Any:

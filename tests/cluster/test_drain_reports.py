@@ -20,7 +20,10 @@ async def test_a_process_that_ends_when_its_time_is_over_is_reported(
     loop = asyncio.get_running_loop()
     began, record = loop.time(), SimpleNamespace(name="turnwise/p", actor_id=b"1")
 
+    times_told: list[float] = []
+
     async def tell(*_: Any) -> str:
+        times_told.append(loop.time())
         return ""
 
     async def in_line(work: Any, *arguments: Any) -> Any:
@@ -35,3 +38,4 @@ async def test_a_process_that_ends_when_its_time_is_over_is_reported(
     monkeypatch.setattr(draining, "time", SimpleNamespace(monotonic=loop.time))
     report = await drain_node("node", 1.0)
     assert report.late == late and report.is_empty == (not late) and report.processes == 1
+    assert len(times_told) == 1, "who has said that it leaves is told once"

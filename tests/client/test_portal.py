@@ -1,13 +1,20 @@
 """The event loop on which callers that block run the coroutines of stores and memories."""
 
 import asyncio
+import inspect
 import os
 import signal
+import sys
 import threading
+import types
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import pytest
 
+from patience import until
 from turnwise.actors.client.shared.portal import Portal
 
 
@@ -67,3 +74,45 @@ def test_ctrl_c_cancels_what_its_caller_waits_for() -> None:
         portal.run(work())
     assert cancelled.wait(30)
     portal.close()
+
+
+@pytest.mark.parametrize("is_started", [False, True], ids=["first", "later"])
+def test_ctrl_c_at_any_line_leaves_no_work_running(is_started: bool) -> None:
+    def run(work: Coroutine[Any, Any, None], interrupted_at: int | None = None) -> list[int]:
+        """Return the lines of `Portal.run` that ran, each once: a `with` runs again at its end."""
+        portal, lines = Portal(), list[int]()
+
+        def trace(frame: types.FrameType, event: str, _: object) -> Callable[..., Any] | None:
+            if frame.f_code is not Portal.run.__code__:
+                return None
+            if event == "line" and frame.f_lineno not in lines:
+                lines.append(frame.f_lineno)
+                if frame.f_lineno == interrupted_at:
+                    raise KeyboardInterrupt
+            return trace
+
+        if is_started:
+            portal.run(asyncio.sleep(0))
+        sys.settrace(trace)
+        try:
+            portal.run(work)
+        finally:
+            sys.settrace(None)
+            portal.close()
+        return lines
+
+    lines = run(asyncio.sleep(0))
+    assert len(lines) > 5
+    for line in lines[2:]:  # those behind `try`
+        waiting = wait_for_good()
+        with pytest.raises(KeyboardInterrupt):
+            run(waiting, line)
+        until(partial(is_closed, waiting))
+
+
+def is_closed(work: Coroutine[Any, Any, None]) -> bool:
+    return inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
+
+
+async def wait_for_good() -> None:
+    await asyncio.Event().wait()

@@ -20,16 +20,25 @@ class Portal:
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine on the loop and return its result. It is cancelled if Ctrl-C interrupts the caller."""
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=_serve, args=[self._loop], name="turnwise-portal", daemon=True).start()
-            result = asyncio.run_coroutine_threadsafe(work, self._loop)
+        loop = None
         try:
+            with self._lock:
+                loop = self._started()
+                result = asyncio.run_coroutine_threadsafe(work, loop)
             return result.result()
         except KeyboardInterrupt:
-            result.cancel()
+            if loop is None:
+                work.close()
+            else:  # the interrupt may have come before `result` had its value
+                loop.call_soon_threadsafe(_cancel, work)
             raise
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            loop = asyncio.new_event_loop()
+            threading.Thread(target=_serve, args=[loop], name="turnwise-portal", daemon=True).start()
+            self._loop = loop
+        return self._loop
 
     def close(self) -> None:
         """Stop the loop once the coroutines that other threads run on it have ended; the loop's thread closes it."""
@@ -37,6 +46,15 @@ class Portal:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)
                 self._loop = None
+
+
+def _cancel(work: Coroutine[Any, Any, Any]) -> None:
+    """Cancel the task that runs a coroutine on this loop, or close one that never began."""
+    tasks = [task for task in asyncio.all_tasks() if task.get_coro() is work]
+    for task in tasks:
+        task.cancel()
+    if not tasks:
+        work.close()
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

@@ -35,16 +35,16 @@ Table = Sequence[Sequence[str]]
 HEAD = """# Scale
 
 What a turn needs of each part, and what {sessions:,} sessions with {most:,} turns a second would need. `make scale`
-measured for {minutes:.0f} minutes, simulated the rest, and wrote this page. Run it on your machine: this one has {cores}
-cores, which callers, hosts, nodes and PostgreSQL share. `QUICK=1 make scale` prints the page after two minutes.
+measured for {minutes:.0f} minutes, simulated the rest, and wrote this page. Run it on your machine: this one has
+{cores} cores, which callers, hosts, nodes and PostgreSQL share. `QUICK=1 make scale` prints the page after two minutes.
 
 Measured are turns of packed sessions: {callers} callers in one process, prompts of 200 characters, and a model that
 answers at once. A real model takes seconds, in which nothing of turnwise works: what counts is how many turns begin and
 end in a second."""
 
-MODEL = """Processor times are those of **one** host, with {callers} callers and with {few}; a turn uses one process after
-the other. Turns that come at once share a call and a transaction: a caller has up to {at_once} batches under way at a host, so a
-batch has one in {groups} of its callers. A simulation of events (`tests/bench/capacity/model.py`, on
+MODEL = """Processor times are those of **one** host, with {callers} callers and with {few}. Turns that come at once
+share a call and a transaction: a caller has up to {at_once} batches under way at a host, so a batch has one in
+{groups} of its callers. A simulation of events (`tests/bench/capacity/model.py`, on
 [SimPy](https://simpy.readthedocs.io)) predicts the rows with more hosts or nodes, or with kills. A prediction is met
 if it is within {off:.0%} of the turns a second that were measured."""
 
@@ -67,8 +67,8 @@ CARRIED = """By multiplication, with {busy:.0%} of each core planned for. A part
 cores and {allowed} connections, and has its own hosts and its part of the sessions. A resident session
 takes {resident:.0f} KB of its host, as measured, and one that is not takes none."""
 
-KILLED = """Simulated: busy hosts on cores of their own, one of which is killed again and again. Its sessions then wait for
-{recovery_s:.1f} s, as measured here. No turn is lost: it goes on, or ends as interrupted
+KILLED = """Simulated: busy hosts on cores of their own, one of which is killed again and again. Its sessions then
+wait for {recovery_s:.1f} s, as measured. No turn is lost: it goes on, or ends as interrupted
 ([reliability](reliability.md)). In the measured run with kills above, {interrupted} turns were
 interrupted, and {turns:,} were not."""
 

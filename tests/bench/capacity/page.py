@@ -74,7 +74,7 @@ interrupted, and {turns:,} were not."""
 
 NOT_THERE = """One machine has no network between hosts and PostgreSQL, for which each transaction waits with its
 connection. This PostgreSQL does not sync to its disk. A transaction writes what many turns have to write at that
-moment, so there were {transactions:.2f} for each turn; with fewer turns at once there are more for each."""
+moment, so there were {transactions:.2f} for each turn. With fewer turns at once there are more for each."""
 
 
 def text_of(results: Mapping[str, Any], comparisons: Sequence[Compared]) -> str:

@@ -187,6 +187,10 @@ def test_the_site_is_built_without_a_warning_and_its_links_lead_somewhere(site: 
     assert len(list(site.rglob("index.html"))) == len(PAGES)
 
 
+def test_the_site_shows_each_fenced_block_as_code(site: Path) -> None:
+    assert not [page for page in site.rglob("*.html") if "```" in page.read_text(encoding="utf-8")]
+
+
 def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
     (tmp_path / "page").mkdir()
     (tmp_path / "index.html").write_text('<a href="page/#there">1</a><a href="page/#gone">2</a><a href="no/">3</a>')

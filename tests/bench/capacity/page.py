@@ -34,55 +34,47 @@ Table = Sequence[Sequence[str]]
 
 HEAD = """# Scale
 
-How much of which part a turn needs, what that gives on this machine, and what it would take for {sessions:,}
-sessions with {most:,} turns a second. Made by `make scale`, which measured for {minutes:.0f} minutes, simulated, and
-wrote this page: run it on your machine, for its numbers are those of one with {cores} cores, on which the callers, the
-hosts and PostgreSQL share them. `QUICK=1 make scale` shows in two minutes that it works, and prints the page.
+What a turn needs of each part, and what {sessions:,} sessions with {most:,} turns a second would need. `make scale`
+measured for {minutes:.0f} minutes, simulated the rest, and wrote this page. Run it on your machine: this one has
+{cores} cores, which callers, hosts, nodes and PostgreSQL share. `QUICK=1 make scale` prints the page after two minutes.
 
-Measured are turns of packed sessions: {callers} callers in one process, each with one turn after the other, prompts
-of 200 characters, and a model that answers at once. A real model takes seconds, in which nothing of turnwise works:
-what counts is how many turns begin and end in a second, and not how many are under way."""
+Measured are turns of packed sessions: {callers} callers in one process, prompts of 200 characters, and a model that
+answers at once. A real model takes seconds, in which nothing of turnwise works: what counts is how many turns begin and
+end in a second."""
 
-MODEL = """A turn goes from its caller's process to its session's host, from there to the store, and back. Each process
-does one thing at a time; all need a core. The processor time of each is what was measured with **one** host, by
-{callers} callers and by {few}: turns that come at once go together, in one call and one transaction, so that each
-costs less. How many go together follows from the code: a caller has up to {at_once} batches under way at a host, and
-the next one gathers meanwhile, so a batch has one in {groups} of those who call that host. Everything else on this
-page follows from that by a simulation of events (`tests/bench/capacity/model.py`, on
-[SimPy](https://simpy.readthedocs.io)), or by multiplication, where it says so. More hosts, more nodes and kills of
-hosts are predictions: each is met if it is within {off:.0%} of the turns a second that were measured. The model's
-numbers are from the rows with one host."""
+MODEL = """Processor times are those of **one** host, with {callers} callers and with {few}. Turns that come at once
+share a call and a transaction: a caller has up to {at_once} batches under way at a host, so a batch has one in
+{groups} of its callers. A simulation of events (`tests/bench/capacity/model.py`, on
+[SimPy](https://simpy.readthedocs.io)) predicts the rows with more hosts or nodes, or with kills. A prediction is met
+if it is within {off:.0%} of the turns a second that were measured."""
 
 LIMITS = {
-    "caller": """**The process that calls**, at {rate} turns a second. It has one event loop, which starts and
-   follows turns. Run more of them: `turnwise serve --workers`, replicas of Ray Serve. They keep nothing.""",
-    "host": """**A host**, at {rate} turns a second. It has one event loop. `Packed(hosts=N)` spreads sessions
-   over N; changing N later moves sessions, one at a time, when they are idle.""",
+    "caller": """**The process that calls**, at {rate} turns a second: it has one event loop. Run more of them, by
+   `turnwise serve --workers` or as replicas of Ray Serve.""",
+    "host": """**A host**, at {rate} turns a second: it has one event loop. `Packed(hosts=N)` spreads sessions over N;
+   changing N later moves sessions, one at a time, when they are idle.""",
     "connections": """**Connections**, at {rate} turns a second. A host opened {connections}, and one PostgreSQL allows
-   {allowed} by default, with which {hosts} hosts work, at {busy:.0%}. Raise `max_connections`, give hosts fewer, or
-   have more than one PostgreSQL.""",
-    "store": """**One PostgreSQL** of {cores} cores, at {rate} turns a second, at {busy:.0%}. Sessions share no row with
-   each other, so they can be split over several databases by a hash of the session's id. turnwise does not do that
-   for you: it takes a manager for each database, and your program chooses. Listing sessions then asks each.""",
+   {allowed} by default: {hosts} hosts, at {busy:.0%}. Raise `max_connections`, give hosts fewer, or have more than one
+   PostgreSQL.""",
+    "store": """**One PostgreSQL** of {cores} cores, at {rate} turns a second, at {busy:.0%}. Your program can split
+   sessions over several databases by a hash of their ids, with a manager for each. Listing sessions then asks each.""",
 }
 
 GROWTH = """At {most:,} turns a second, PostgreSQL grows by {per_day:,.0f} GB a day: let sessions expire, and archive
    them ([conversations](guides/conversations.md))."""
 
 CARRIED = """By multiplication, with {busy:.0%} of each core planned for. A partition is one PostgreSQL with {cores}
-cores and {allowed} connections, which has its part of the sessions, and hosts of its own. How many there have to be
-depends on what is scarce: processor time, or connections. A resident session takes {resident:.0f} KB of its host, as
-measured, and one that is not takes none."""
+cores and {allowed} connections, and has its own hosts and its part of the sessions. A resident session
+takes {resident:.0f} KB of its host, as measured, and one that is not takes none."""
 
-KILLED = """Simulated: hosts on cores of their own that are always asked, one of which is killed again and again, and
-whose sessions then wait for {recovery_s:.1f} s, as measured here. No turn is lost: it goes on, or is told to have been
-interrupted, as [reliability](reliability.md) says. In the measured run with kills above, {interrupted} turns were
+KILLED = """Simulated: busy hosts on cores of their own, one of which is killed again and again. Its sessions then
+wait for {recovery_s:.1f} s, as measured. No turn is lost: it goes on, or ends as interrupted
+([reliability](reliability.md)). In the measured run with kills above, {interrupted} turns were
 interrupted, and {turns:,} were not."""
 
-NOT_THERE = """What this cannot say: it was measured on one machine, so the network between hosts and PostgreSQL is
-missing, for which each transaction waits with its connection, and so is a disk that syncs: the PostgreSQL here does
-not. A transaction writes what many turns have to write at that moment, so there were {transactions:.2f} for each turn;
-with fewer turns at once there are more for each. Nodes were Ray's, on the same cores."""
+NOT_THERE = """One machine has no network between hosts and PostgreSQL, for which each transaction waits with its
+connection. This PostgreSQL does not sync to its disk. A transaction writes what many turns have to write at that
+moment, so there were {transactions:.2f} for each turn. With fewer turns at once there are more for each."""
 
 
 def text_of(results: Mapping[str, Any], comparisons: Sequence[Compared]) -> str:

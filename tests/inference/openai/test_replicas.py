@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
 import pytest
 
 from prefixes.cache import PrefixCache, parts_of
+from prefixes.teams import caches_of, prefilled_by_teams, served
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.openai.engine import OpenAIEngine
@@ -63,12 +63,6 @@ def test_a_busy_server_is_passed_over_for_the_same_one_each_time() -> None:
     assert first("", loads={url: number for number, url in enumerate(URLS)}) == URLS[0], "without a key, by load"
 
 
-@contextmanager
-def served(count: int = 3) -> Iterator[list[LocalProvider]]:
-    with ExitStack() as stack:
-        yield [stack.enter_context(LocalProvider()) for _ in range(count)]
-
-
 def managed(engine: OpenAIEngine) -> AsyncSessionManager:
     return AsyncSessionManager(f"memory://{new_id()}", engine=engine, placement=InProcess())
 
@@ -84,10 +78,7 @@ async def test_a_session_and_its_forks_keep_to_one_replica_which_reuses_their_pr
                 await (await (await chat.fork()).run("and a fork")).wait()
         homes = [{request.body["messages"][1]["content"] for request in each.requests} for each in providers]
         assert sum(map(len, homes)) == 6, "each conversation is at one place"
-        caches = [PrefixCache() for _ in providers]
-        for cache, provider in zip(caches, providers, strict=True):
-            for request in provider.requests:
-                cache.read([token for part in parts_of(request.body) for token in part])
+        caches = caches_of(providers)
         prefilled = sum(cache.prefilled for cache in caches)
         everything = sum(cache.prefilled + cache.reused for cache in caches)
         in_turn = [PrefixCache() for _ in providers]
@@ -95,6 +86,11 @@ async def test_a_session_and_its_forks_keep_to_one_replica_which_reuses_their_pr
         for number, request in enumerate(requests):
             in_turn[number % 3].read([token for part in parts_of(request.body) for token in part])
         assert prefilled * 2 < sum(cache.prefilled for cache in in_turn) < everything
+
+
+async def test_agents_like_their_caller_reuse_its_prefix_and_its_users_profile() -> None:
+    by_their_callers, by_keys_of_their_own = [await prefilled_by_teams(shares) for shares in (True, False)]
+    assert by_their_callers < by_keys_of_their_own
 
 
 async def test_a_session_moves_when_its_replica_is_gone_and_goes_back_when_that_is_back() -> None:

@@ -23,7 +23,7 @@ URLS = [f"http://replica-{number}/v1" for number in range(5)]
 
 
 def first(key: str, urls: Sequence[str] = URLS, **more: Any) -> str:
-    return ranked(urls, key, **{"loads": dict.fromkeys(urls, 0), "away": (), "bound": 1.25, **more})[0]
+    return ranked(urls, key, **{"loads": dict.fromkeys(urls, 0), "away": (), "bound": 1.25, "busy_from": 1, **more})[0]
 
 
 def test_keys_spread_and_only_those_of_a_lost_server_move() -> None:
@@ -36,8 +36,9 @@ def test_keys_spread_and_only_those_of_a_lost_server_move() -> None:
         assert (first(key, away=[URLS[0]]) == after) or url == URLS[0]
 
 
+@pytest.mark.parametrize("busy_from", [1, 8])
 @pytest.mark.parametrize("seed", range(5))
-def test_no_server_has_more_than_its_bounded_share(seed: int) -> None:
+def test_no_server_has_more_than_its_bounded_share(seed: int, busy_from: int) -> None:
     dice, loads = Random(seed), Counter[str]()
     open_requests: list[str] = []
     for _ in range(3000):
@@ -45,15 +46,22 @@ def test_no_server_has_more_than_its_bounded_share(seed: int) -> None:
             loads[open_requests.pop(dice.randrange(len(open_requests)))] -= 1
         key = "hot" if dice.random() < 0.7 else str(dice.randrange(50))
         away = [url for url in URLS if dice.random() < 0.1]
-        order = ranked(URLS, key, loads=loads, away=away, bound=1.25)
+        order = ranked(URLS, key, loads=loads, away=away, bound=1.25, busy_from=busy_from)
         assert sorted(order) == sorted(URLS), "each is tried at last"
         if len(away) < 5:
             assert order[0] not in away
         if not away:
             mean = (len(open_requests) + 1) / 5
-            assert loads[order[0]] + 1 <= 1.25 * mean + 1
+            assert loads[order[0]] + 1 <= max(1.25 * mean + 1, busy_from)
         open_requests.append(order[0])
         loads[order[0]] += 1
+
+
+def test_a_server_with_few_requests_is_not_busy() -> None:
+    home = first("chat")
+    for count in range(10):
+        loads = {url: count * (url == home) for url in URLS}
+        assert (first("chat", loads=loads, busy_from=8) == home) == (count < 8)
 
 
 def test_a_busy_server_is_passed_over_for_the_same_one_each_time() -> None:
@@ -161,6 +169,7 @@ async def test_where_no_replica_can_be_reached_the_run_says_so() -> None:
         {"urls": "http://a"},
         {"urls": URLS, "bound": 1},
         {"urls": URLS, "away_s": -1},
+        {"urls": URLS, "busy_from": 0},
     ],
     ids=repr,
 )

@@ -44,7 +44,7 @@ async def prefilled_by_teams(shares_prefix: bool, users: int = 6) -> int:
     search = agent_tool("search", engine=engine_name, description="Searches.", memory="read")
     settings: dict[str, Any] = {"memory": [LexicalMemory(InMemoryItems())], "placement": InProcess()}
     with served(reply=_searching) as providers:
-        router = Replicas([provider.base_url for provider in providers], bound=100)
+        router = Replicas([provider.base_url for provider in providers])
         engine = OpenAIEngine("local", router=router, system="Be brief. " * 30, tools=[search])
         engines = {"main": engine, "equal": engine}
         async with AsyncSessionManager(f"memory://{new_id()}", engine=engines, **settings) as manager:

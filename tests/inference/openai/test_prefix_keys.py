@@ -11,6 +11,7 @@ from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.openai.engine import OpenAIEngine
+from turnwise.actors.inference.split import Split
 from turnwise.actors.inference.tools.agent_tool import agent_tool
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.spans import Span, prefix_key
@@ -90,6 +91,23 @@ async def test_an_agent_has_its_callers_key_if_their_requests_begin_alike() -> N
             assert await keys_of_run("like:Look.", fork) == (key, [key])
             agent = next(one for one in await manager.list(agents=True) if one.agent == "like")
             assert await keys_of_run("Go on.", await (await manager.open(agent.session_id)).fork()) == (key, [])
+
+
+async def test_an_agent_for_which_a_split_chooses_another_engine_has_a_key_of_its_own() -> None:
+    tool = agent_tool("agent", description="Has an engine of the split.")
+    with LocalProvider(reply=reply) as provider:
+        engine = OpenAIEngine("local", base_url=provider.base_url, provider="vllm", system="a", tools=[tool])
+        engines = {"main": Split({"a": 1, "b": 1}, by="session"), "a": engine, "b": replace(engine, system="b")}
+        async with managed(engines) as manager:
+            for _ in range(20):
+                await (await (await manager.open()).run("agent:Look.")).wait()
+        requests = provider.requests
+    prompts = [request.body["messages"][0]["content"] for request in requests]
+    keys = [request.headers["x-session-id"] for request in requests]
+    is_same_engine, is_same_key = (
+        [caller == agent for caller, agent in zip(values[::3], values[1::3], strict=True)] for values in (prompts, keys)
+    )
+    assert is_same_engine == is_same_key and len(set(is_same_key)) == 2
 
 
 async def test_nothing_is_sent_to_servers_that_are_not_known_to_take_it() -> None:

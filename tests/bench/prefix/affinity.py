@@ -99,5 +99,5 @@ def measure_agents(table: Table) -> None:
     """Measure and print what agents read at simulated replicas where their callers are, and by keys of their own."""
     with_callers, alone = (sum(asyncio.run(prefilled_by_teams(shares)) for _ in range(5)) for shares in (True, False))
     table.line("six users' agents, 3 replicas, by keys of their own", result=f"{alone // 5:,} tokens read")
-    table.line("  where their callers are", result=f"{with_callers // 5:,} tokens read")
-    table.judge("  tokens read by that, to those", with_callers / alone, 1.0)
+    table.line("six users' agents where their callers are", result=f"{with_callers // 5:,} tokens read")
+    table.judge("  tokens read where their callers are, to those", with_callers / alone, 1.0)

@@ -52,6 +52,7 @@ MORE = [
     "examples/test_programs.py",
     "http/server/test_server_on_ray.py",
     "http/test_ray_serve.py",
+    "inference/openai/test_serve_replicas_on_ray.py",
     "http/test_guide_on_ray.py",
     "deploy/test_pods_on_ray.py",
     "cluster/test_two_rays.py",

@@ -30,7 +30,6 @@ from turnwise.memory.conversation.blocks import Block, Text, Thinking, ToolResul
 from turnwise.memory.conversation.calls.tool_calls import CallState
 from turnwise.memory.conversation.events import Event, ModelCallEnded, ModelCallStarted, TextDelta, ThinkingDelta
 from turnwise.memory.conversation.model_params import of_later_step
-from turnwise.memory.conversation.spans import prefix_key
 from turnwise.memory.conversation.transcript import Ledger, repair
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.conversation.usage import Usage, unreported
@@ -218,7 +217,7 @@ class Attempt:
 
     @property
     def prefix_key(self) -> str:
-        return prefix_key(self.run.turn.spans, self.session.key)
+        return self.run.prefix_key
 
     @property
     def labels(self) -> Mapping[str, str]:

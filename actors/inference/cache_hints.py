@@ -12,8 +12,9 @@ class CacheHints(Protocol):
     A session calls these beside its runs, one after the other; each has `HINT_S`. No run waits for a hint or fails with
     one: errors are logged. A hint may be lost, so a server must not rely on another one to come.
 
-    `key` names a prefix: see `RunContext.prefix_key`. Forks have their parent's key while they share its prefix, and
-    then neither drop it nor lower its priority. What a parent says holds for its forks too.
+    `key` names a prefix: see `RunContext.prefix_key`. Forks have their parent's key while they share its prefix, as
+    agents have that of a caller with the same engine. Then they neither drop it nor lower its priority. What a parent
+    says holds for them too.
     """
 
     async def hold(self, key: str, seconds: float) -> None:

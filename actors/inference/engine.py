@@ -36,6 +36,8 @@ class SessionView:
     key: str = ""
     """Names the session among those of all stores. No other session gets it, also after this one was deleted; empty for
     a question that belongs to no session."""
+    inherited_prefix_key: str = ""
+    """The key of its caller's prefix, with which its requests begin too; empty if they begin otherwise."""
     members: Mapping[str, str] = field(default_factory=FrozenDict)
     """The roles of those who share the session with its user, by their ids."""
     author: str | None = None
@@ -58,7 +60,8 @@ class RunContext(Protocol):
         """Names the beginning of the run's requests: those with the same key begin with the same blocks.
 
         It says nothing of ids, users or texts. A fork has the key of the session whose blocks its requests begin with,
-        so until a compaction puts its own block first. Empty for questions that belong to no conversation.
+        so until a compaction puts its own block first. An agent with its caller's engine and model has its caller's
+        key, since both have the same tools and system prompt. Empty for questions that belong to no conversation.
         """
 
     @property

@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import PlainValidator
 
 from turnwise.errors import ConfigError
-from turnwise.memory.values.checked_settings import checked_settings
+from turnwise.memory.values.checked_settings import PositiveCount, checked_settings
 from turnwise.memory.values.ranges import check_seconds
 
 
@@ -30,10 +30,13 @@ class Replicas:
     """Servers with the same model. Requests that begin alike go to the same server, which has their beginning cached.
 
     The server is chosen by rendezvous hashing of the key of the prefix (Thaler, Ravishankar: *Using name-based mappings
-    to increase hit rates*, 1998). So all processes choose alike without talking, a fork goes where its parent's prefix
-    is, and a server that comes or goes moves its own sessions only. Loads are bounded (Mirrokni, Thorup, Zadimoghaddam:
-    *Consistent hashing with bounded loads*, https://arxiv.org/abs/1608.01350): a server with more than `bound` times
-    its share of this process's requests is passed over for the key's next one, which is the same each time.
+    to increase hit rates*, 1998). So all processes choose alike without talking, and a server that comes or goes moves
+    its own sessions only. A fork goes where its parent's prefix is, as does an agent with its caller's engine.
+
+    Loads are bounded (Mirrokni, Thorup, Zadimoghaddam: *Consistent hashing with bounded loads*,
+    https://arxiv.org/abs/1608.01350): a server with more than `bound` times its share of this process's requests is
+    passed over for the key's next one, which is the same each time. With fewer than `busy_from` requests it is not,
+    since servers answer several at once.
 
     A server that cannot be reached is passed over for `away_s`; then the next request tries it again. One that answers
     429 or 503 is passed over for that request. After another error, a server may have worked on the request: then a
@@ -45,6 +48,8 @@ class Replicas:
     bound: float = field(default=1.25, kw_only=True)
     """The most requests of a server, to the mean of all, above 1. The smaller, the more even, and the more sessions
     move."""
+    busy_from: PositiveCount = field(default=8, kw_only=True)
+    """A server with fewer requests of this process is never passed over as busy; at least 1."""
     away_s: float = field(default=10.0, kw_only=True)
     """For how many seconds a server that could not be reached gets no requests if others can."""
 
@@ -60,7 +65,7 @@ class Replicas:
         """
         state, now = self._state, time.monotonic()
         away = {url for url, until in state.away_until.items() if until > now}
-        return ranked(self.urls, key, loads=state.loads, away=away, bound=self.bound)
+        return ranked(self.urls, key, loads=state.loads, away=away, bound=self.bound, busy_from=self.busy_from)
 
     @contextmanager
     def at(self, url: str) -> Iterator[None]:
@@ -94,7 +99,7 @@ _STATES: dict[Replicas, _State] = {}
 
 
 def ranked(
-    urls: Sequence[str], key: str, *, loads: Mapping[str, int], away: Collection[str], bound: float
+    urls: Sequence[str], key: str, *, loads: Mapping[str, int], away: Collection[str], bound: float, busy_from: int
 ) -> list[str]:
     """Return the servers in the order in which a request tries them.
 
@@ -102,7 +107,7 @@ def ranked(
     key's own order, or by load where there is no key. O(servers).
     """
     there = len(urls) - len(away) or len(urls)
-    most = math.ceil(bound * (sum(loads[url] for url in urls) + 1) / there)
+    most = max(busy_from, math.ceil(bound * (sum(loads[url] for url in urls) + 1) / there))
 
     def place(url: str) -> tuple[bool, bool, int, bytes]:
         weight = hashlib.blake2b(f"{key}\0{url}".encode(), digest_size=8).digest()

@@ -28,7 +28,7 @@ from turnwise.memory.archive.importer import SessionImport
 from turnwise.memory.archive.unfinished_runs import interrupt
 from turnwise.memory.archive.validation import check_session_line
 from turnwise.memory.conversation.events import Event
-from turnwise.memory.conversation.sessions import AgentBounds, SessionKey, SessionRecord
+from turnwise.memory.conversation.sessions import Inherited, SessionKey, SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.files.access import FileAccess
 from turnwise.memory.stores.base import SessionStore
@@ -146,7 +146,7 @@ async def import_session(
     if is_sealed(session.metadata):
         first.refuse("its metadata says that it is encrypted")
     if key != (archived_id, owner):  # a copy of an agent's session is nobody's agent
-        session = replace(session, called_by=None, bounds=AgentBounds())
+        session = replace(session, called_by=None, inherited=Inherited())
     new = SessionImport(
         store,
         session if now is None else replace(session, updated_at=now),

@@ -49,13 +49,19 @@ def parent_id(turn: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentBounds(Record):
-    """What bounds the session of an agent. A record of its own, since Python keeps 29 fields of an object cheaply."""
+class Inherited(Record):
+    """What the session of an agent has from its caller.
+
+    It is a record of its own, since Python keeps 29 fields of an object cheaply.
+    """
 
     depth: int = 0
     """How many calls of agents are above it."""
     budget: FrozenDict = field(default_factory=FrozenDict)
     """What it may spend of its caller's budget, by the names of the limits of `Budget`; empty without a limit."""
+    prefix_key: str = ""
+    """The key of its caller's prefix, with which its requests begin too; empty if they begin otherwise. Its forks have
+    the same key. See `RunContext.prefix_key`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +81,8 @@ class SessionRecord(Record):
     """The turn it was forked from, as `session_id#index`."""
     called_by: str | None = None
     """The session whose tool has called it as an agent."""
-    bounds: AgentBounds = field(default_factory=AgentBounds)
-    """What bounds it as the session of an agent."""
+    inherited: Inherited = field(default_factory=Inherited)
+    """What it has from its caller."""
     namespace: str | None = None
     """The namespace on Ray of the process that made its last commit; None: it was made without Ray."""
     log: str = ""
@@ -124,12 +130,12 @@ class SessionRecord(Record):
     @property
     def depth(self) -> int:
         """How many calls of agents are above it."""
-        return self.bounds.depth
+        return self.inherited.depth
 
     @property
     def budget(self) -> FrozenDict:
-        """What it may spend of its caller's budget; see `AgentBounds`."""
-        return self.bounds.budget
+        """What it may spend of its caller's budget; see `Inherited`."""
+        return self.inherited.budget
 
     def role_of(self, user_id: str | None) -> MemberRole | None:
         """Return the role of a user; None if the user is no member. Its own user, or None, is an owner."""
@@ -167,7 +173,7 @@ class SessionRecord(Record):
     _repr_html_ = record_html
 
 
-FIXED = ("session_id", "user_id", "agent", "created_at", "parent", "called_by", "bounds", "log", "epoch")
+FIXED = ("session_id", "user_id", "agent", "created_at", "parent", "called_by", "inherited", "log", "epoch")
 """The fields that commits do not change. Activations change the epoch."""
 
 SESSION_CHANGES = tuple(field.name for field in fields(SessionRecord) if field.name not in FIXED)

@@ -148,12 +148,15 @@ def begins_with(spans: Iterable[Span], prefix: Iterable[Span]) -> bool:
     return cut(spans, size(prefix_spans))[0] == prefix_spans
 
 
-def prefix_key(spans: Spans, log: str) -> str:
+def prefix_key(spans: Spans, log: str, inherited: str = "") -> str:
     """Return the key of what a request with these spans begins with: a digest of the log that has its first block.
 
     Args:
         log: the log of the session, for a request without blocks; if that is empty, so is the key.
+        inherited: the key that the session has from its caller, which is returned then.
     """
+    if inherited:
+        return inherited
     first = spans[0].log if spans else log
     return hashlib.blake2b(first.encode(), digest_size=16, person=b"turnwise.prefix").hexdigest() if log else ""
 

@@ -34,7 +34,7 @@ from turnwise.memory.archive.importer import UNFINISHED
 from turnwise.memory.conversation.blocks import Block, Summary, Text, ToolUse, User, decode, encode
 from turnwise.memory.conversation.events import Event, PromptAppended, RunCompleted, UnknownEvent, WindowCompacted
 from turnwise.memory.conversation.runs import RunOrigin, RunRecord
-from turnwise.memory.conversation.sessions import AgentBounds, SessionKey, SessionRecord
+from turnwise.memory.conversation.sessions import Inherited, SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.deliveries.payload import run_payload
@@ -576,7 +576,7 @@ def test_an_agent_that_is_imported_under_its_own_id_is_its_callers_again() -> No
     async def story() -> None:
         store, lines = InMemoryStore(), list[str]()
         await store.create(
-            SessionRecord(session_id="agent", user_id="ann", called_by="chat", bounds=AgentBounds(depth=1))
+            SessionRecord(session_id="agent", user_id="ann", called_by="chat", inherited=Inherited(depth=1))
         )
         await export_session(store, SessionKey("agent", "ann"), lines.append)
         same = await import_session(InMemoryStore(), lines)

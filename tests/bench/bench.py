@@ -761,6 +761,7 @@ class Bench:
         """Measure which share of their requests servers could find in their caches."""
         reuse.measure(self.table, turns=self.scale.conversation)
         pressure.measure(self.table, steps=self.scale.conversation // 2)
+        affinity.measure_agents(self.table)
         is_quick = self.scale is QUICK
         affinity.measure(self.table, sessions=3 if is_quick else 5, turns=4 if is_quick else 20)
 

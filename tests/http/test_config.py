@@ -60,6 +60,11 @@ def test_the_example_is_valid_and_says_all_that_it_says(monkeypatch: pytest.Monk
     assert isinstance(small, OpenAIEngine) and small.api == "responses" and small.api_key == "sk-for-tests"
 
 
+def test_an_engine_behind_a_router_names_its_header(file: Path) -> None:
+    engine = assembled(file, f"{ENGINE}session_header = 'x-my-session'\n").engines["main"]
+    assert isinstance(engine, OpenAIEngine) and engine.session_header == "x-my-session"
+
+
 def test_options_come_before_the_environment_and_the_environment_before_the_file(
     monkeypatch: pytest.MonkeyPatch, file: Path
 ) -> None:

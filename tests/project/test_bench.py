@@ -120,6 +120,8 @@ COUNTED = [
     "to that bound",
     *(f"prefix of {name}" for name in ("a chat", "an agent with tools", "a long chat, Trim", "a long chat, Summarize")),
     "32 agents, a cache for 25% of them",
+    "six users' agents, 3 replicas, by keys of their own",
+    "tokens read where their callers are, to those",
     "tokens read by that, to those in turn",
     "memory of a bare actor's process",
     "memory of a session's process",

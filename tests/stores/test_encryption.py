@@ -112,7 +112,7 @@ def test_an_encrypted_history_obeys(law: Law, inner: str, tmp_path: Path) -> Non
 # What is hidden
 
 READABLE = {
-    SessionRecord: "session_id user_id agent status created_at updated_at parent called_by bounds namespace log"
+    SessionRecord: "session_id user_id agent status created_at updated_at parent called_by inherited namespace log"
     " log_size next_index branches epoch revision seq usage agents_usage memory saved ttl_s model engine marks members",
     TurnRecord: "index parent turn_id run_id status prompt appended input output carried usage created_at forgotten"
     " removed",

@@ -38,7 +38,7 @@ class CacheHinting:
     """Sends hints beside the session's work, one after the other. No call waits, and none raises.
 
     A fork whose requests begin with its parent's blocks neither drops that prefix nor lowers its priority: the parent
-    may need it.
+    may need it. Nor does an agent whose requests begin with its caller's tools and system prompt.
     """
 
     def __init__(self, state: SessionState, engines: SessionEngines, tasks: SessionTasks) -> None:
@@ -110,12 +110,14 @@ class CacheHinting:
 
     @property
     def _key(self) -> str:
-        return prefix_key(self._spans, self._state.journal.session.log)
+        session = self._state.journal.session
+        return prefix_key(self._spans, session.log, session.inherited.prefix_key)
 
     @property
     def _has_own_prefix(self) -> bool:
-        """Whether its requests begin with a block of its own; those of a fork begin with one of its parent's."""
-        return all(span.log == self._state.journal.session.log for span in self._spans[:1])
+        """Whether its requests begin with a block of its own: not those of a fork, nor of an agent like its caller."""
+        session = self._state.journal.session
+        return not session.inherited.prefix_key and all(span.log == session.log for span in self._spans[:1])
 
     def _send(self, name: str, send: _Send) -> None:
         self._waiting.append((name, send))

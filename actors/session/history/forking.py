@@ -12,7 +12,7 @@ from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
 from turnwise.actors.session.window.summary_expansion import reach
 from turnwise.errors import SessionExistsError, TurnNotFoundError
-from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.conversation.sessions import Inherited, SessionRecord
 from turnwise.memory.conversation.spans import join, subtract, union
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.stores.reading import deliveries_of
@@ -77,6 +77,7 @@ class Forking:
             created_at=now,
             updated_at=now,
             parent=parent,
+            inherited=Inherited(prefix_key=session.inherited.prefix_key),
             next_index=base.index + 1,
             memory=session.memory,
             model=session.model,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
+from turnwise.actors.inference.named_engines import chosen_name
 from turnwise.actors.session.engines.budget import spent_of
 from turnwise.actors.session.engines.spending import Spending
 from turnwise.actors.session.state.active_run import ActiveRun
@@ -14,7 +15,7 @@ from turnwise.errors import SessionExistsError
 from turnwise.memory.conversation.blocks import Block, ToolUse
 from turnwise.memory.conversation.calls.tool_calls import CallState
 from turnwise.memory.conversation.runs import RunRecord
-from turnwise.memory.conversation.sessions import AgentBounds, SessionRecord
+from turnwise.memory.conversation.sessions import Inherited, SessionKey, SessionRecord
 from turnwise.memory.conversation.usage import Usage, plain
 from turnwise.memory.deliveries.agent_calls import agent_id, begin_agent
 from turnwise.memory.deliveries.records import DeliveryChange
@@ -65,8 +66,8 @@ class AgentCalls:
         agent |= {"session": agent_id(lost.run_id, call_id), "restarts": agent["restarts"] - 1, "lost": plain(before)}
         return replace(state, agent=freeze({**agent, "timeout_s": timeout_s}))
 
-    async def create_sessions(self, calls: Mapping[str, CallState]) -> None:
-        """Create the agents' sessions, those excepted that exist. May be repeated."""
+    async def create_sessions(self, run: ActiveRun, calls: Mapping[str, CallState]) -> None:
+        """Create the sessions of the agents that a run calls, those excepted that exist. May be repeated."""
         session, now = self._journal.session, self._journal.clock()
         for state in calls.values():
             lost = Usage(**state.agent.get("lost", {}))
@@ -78,7 +79,9 @@ class AgentCalls:
                 engine=state.agent.get("engine"),
                 memory=state.agent.get("memory", "on"),
                 called_by=session.session_id,
-                bounds=AgentBounds(depth=session.depth + 1, budget=freeze(budget)),
+                inherited=Inherited(
+                    depth=session.depth + 1, budget=freeze(budget), prefix_key=_shared_prefix(run, state)
+                ),
                 created_at=now,
                 updated_at=now,
             )
@@ -98,3 +101,14 @@ class AgentCalls:
             begin_agent(run, state.agent, str(uses[call_id].input["task"]), now, engine_id)
             for call_id, state in calls.items()
         ]
+
+
+def _shared_prefix(run: ActiveRun, call: CallState) -> str:
+    """Return the key of the run's prefix if the agent's requests begin with the same tools and system prompt.
+
+    They do if both have the same engine, and the run has no model of its own.
+    """
+    whole = run.run_resources.whole
+    name = chosen_name(whole.builder, call.agent.get("engine"), SessionKey(call.agent["session"], run.session.user_id))
+    is_alike = (name or whole.first_name) == run.engine_name and run.record.model is None
+    return run.prefix_key if is_alike else ""

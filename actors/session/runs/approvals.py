@@ -183,7 +183,7 @@ class Approvals:
             if state.agent["session"] != lost.session_id:
                 return True
             agents = {call_id: self._agents.again(call_id, state, lost)}
-            await self._agents.create_sessions(agents)
+            await self._agents.create_sessions(run, agents)
             record = replace(run.record, calls=encode_calls({**run.calls, **agents}), usage=run.bill())
             await self._transactor.commit(
                 run.charged(self._journal.session, record),

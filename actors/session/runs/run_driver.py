@@ -541,7 +541,7 @@ class RunDriver:
         """Store what a call of a tool or of the model has added. Memory changes only after the commit."""
         run = attempt.run
         agents = self._agents.new(run, calls)
-        await self._agents.create_sessions(agents)
+        await self._agents.create_sessions(run, agents)
         ledger = Ledger(run.output.blocks)
         ledger.record(blocks)
         turn, new, session = run.with_output(ledger.blocks(), self._journal.session)

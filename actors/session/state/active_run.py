@@ -16,7 +16,7 @@ from turnwise.memory.conversation.calls.tool_calls import CallState, decode_call
 from turnwise.memory.conversation.ledger import Purpose, Spent, SpentOn
 from turnwise.memory.conversation.runs import RunRecord, RunState, Until
 from turnwise.memory.conversation.sessions import SessionRecord
-from turnwise.memory.conversation.spans import Span, join
+from turnwise.memory.conversation.spans import Span, join, prefix_key
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.longterm.memory_access import MemoryAccess
@@ -106,6 +106,11 @@ class ActiveRun:
     def engine_name(self) -> str:
         """The name of its engine, also of a session without one; empty if the manager's only engine has none."""
         return self.record.engine or self.run_resources.first_name
+
+    @property
+    def prefix_key(self) -> str:
+        """Names the beginning of its requests; see `RunContext.prefix_key`."""
+        return prefix_key(self.turn.spans, self.session.key, self.session.inherited_prefix_key)
 
     @property
     def record(self) -> RunRecord:

@@ -109,6 +109,7 @@ class SessionState:
             metadata=session.metadata,
             depth=session.depth,
             key=session.log,
+            inherited_prefix_key=session.inherited.prefix_key,
             members=session.members,
         )
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from turnwise.errors import DuplicateKeyError, RunNotFoundError, SessionFencedError, SessionNotFoundError, StoreError
 from turnwise.memory.conversation.runs import RunState
-from turnwise.memory.conversation.sessions import AgentBounds, SessionKey
+from turnwise.memory.conversation.sessions import Inherited, SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnStatus
 from turnwise.memory.stores.base import SessionStore
@@ -136,7 +136,7 @@ async def check_a_commit_does_not_change_fields_of_the_creation(store: SessionSt
         created_at=1.0,
         parent="p#1",
         called_by="c",
-        bounds=AgentBounds(depth=2, budget=NESTED),
+        inherited=Inherited(depth=2, budget=NESTED, prefix_key="k"),
     )
     changed = replace(
         owner.session,
@@ -144,7 +144,7 @@ async def check_a_commit_does_not_change_fields_of_the_creation(store: SessionSt
         created_at=2.0,
         parent=None,
         called_by=None,
-        bounds=AgentBounds(),
+        inherited=Inherited(),
         updated_at=5.0,
     )
     await store.commit(SessionKey("s", "u"), 1, owner.prepare(session=changed))

@@ -15,7 +15,7 @@ from turnwise.memory.conversation.events import AnyEvent, Event, encode_body
 from turnwise.memory.conversation.ledger import NUMBERS, LedgerKey
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.runs import RUN_CHANGES, RunRecord
-from turnwise.memory.conversation.sessions import SESSION_CHANGES, SessionKey, SessionRecord
+from turnwise.memory.conversation.sessions import SESSION_CHANGES, Inherited, SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
@@ -106,11 +106,11 @@ def read_spans(spans: Iterable[tuple[int, int, int]], own: int) -> Spans:
     return tuple(Span(str(own if log == _OWN_LOG else log), start, stop) for log, start, stop in spans)
 
 
-_SESSION_FIELDS = [field.name for field in fields(SessionRecord) if field.name not in ("log", "usage", "bounds")]
+_SESSION_FIELDS = [field.name for field in fields(SessionRecord) if field.name not in ("log", "usage", "inherited")]
 
-_BOUNDS = ("depth", "budget")
+_INHERITED = tuple(field.name for field in fields(Inherited))
 
-_SESSION_COLUMNS = (*_SESSION_FIELDS, *_BOUNDS, *USAGE)
+_SESSION_COLUMNS = (*_SESSION_FIELDS, *_INHERITED, *USAGE)
 
 CHANGED_COLUMNS = (*(name for name in SESSION_CHANGES if name != "usage"), *USAGE)
 """The columns of a session that commits change."""
@@ -135,6 +135,7 @@ def _session_columns(session: SessionRecord) -> dict[str, Any]:
         "params": to_json(session.params or None),
         "depth": session.depth,
         "budget": to_json(session.budget or None),
+        "prefix_key": session.inherited.prefix_key or None,
         "branches": to_json(session.branches or None),
         "members": to_json(session.members or None),
         "agents_usage": _usage_text(session.agents_usage) if session.agents_usage != _UNUSED else None,
@@ -187,7 +188,7 @@ def read_session(row: Any) -> SessionRecord:
         lambda: record_of(
             SessionRecord,
             _values(row, _SESSION_FIELDS, _SESSION_TEXTS)
-            | {"bounds": _values(row, _BOUNDS, _SESSION_TEXTS)}
+            | {"inherited": _values(row, _INHERITED, _SESSION_TEXTS)}
             | {"log": str(row.key), "usage": read_usage(row), "called_by": row.called_by or None},
         ),
     )

@@ -57,6 +57,7 @@ sessions = Table(
     Column("called_by", Text, nullable=False),  # empty without a caller, since an index orders by it
     Column("depth", BigInteger, nullable=False),
     Column("budget", Text),
+    Column("prefix_key", Text),
     Column("agents_usage", Text),
     Column("namespace", Text),
     Column("log_size", BigInteger, nullable=False),

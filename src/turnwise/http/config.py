@@ -65,6 +65,8 @@ class EngineConfig(Section):
     the processes of sessions."""
     provider: str | None = None
     """The server's profile, if the host of `base_url` does not identify it."""
+    session_header: str | None = None
+    """The header by which a router before several servers keeps a session at one of them."""
     azure: Annotated[AzureOpenAI, Table()] | None = None
     """An Azure OpenAI resource, instead of `base_url`."""
     system: str | None = None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import Samples, Table, prompt_of
+from prefixes.teams import prefilled_by_teams
 from turnwise import AsyncSessionManager, InProcess, OpenAIEngine
 from turnwise.engines import Replicas
 from turnwise.memory.values.ids import new_id
@@ -92,3 +93,11 @@ def measure(table: Table, *, sessions: int, turns: int) -> None:
     table.line(f"first token of turn {turns}, 2 servers in turn", slow, f"{anew:,} tokens read, {size:,} at last")
     table.judge("  by the key of the prefix, to that", fast.median / slow.median, 0.5, samples=fast)
     table.judge("  tokens read by that, to those in turn", kept / anew, 0.5)
+
+
+def measure_agents(table: Table) -> None:
+    """Measure and print what agents read at simulated replicas where their callers are, and by keys of their own."""
+    with_callers, alone = (sum(asyncio.run(prefilled_by_teams(shares)) for _ in range(5)) for shares in (True, False))
+    table.line("six users' agents, 3 replicas, by keys of their own", result=f"{alone // 5:,} tokens read")
+    table.line("six users' agents where their callers are", result=f"{with_callers // 5:,} tokens read")
+    table.judge("  tokens read where their callers are, to those", with_callers / alone, 1.0)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.openai.engine import OpenAIEngine
+from turnwise.actors.inference.split import Split
+from turnwise.actors.inference.tools.agent_tool import agent_tool
 from turnwise.errors import ConfigError
 from turnwise.memory.conversation.spans import Span, prefix_key
 from turnwise.memory.providers.endpoints import PROFILES
 from turnwise.memory.values.ids import new_id
-from turnwise.testing import LocalProvider
+from turnwise.testing import LocalProvider, Message, tool_script
+from turnwise.testing.local_provider.replies import text_of
 
 
-def managed(engine: OpenAIEngine) -> AsyncSessionManager:
+def managed(engine: Any) -> AsyncSessionManager:
     return AsyncSessionManager(f"memory://{new_id()}", engine=engine, placement=InProcess())
 
 
@@ -49,6 +54,60 @@ async def test_a_router_gets_the_key_in_a_header() -> None:
                 provider, OpenAIEngine("local", base_url=provider.base_url, **settings)
             )
         assert first == fork != other and first[0] is None and len(first[1]) == 32
+
+
+def reply(messages: list[Message]) -> Message:
+    """Call the agents that are named before the prompt's first colon, with the rest as their task; then answer."""
+    prompt = next(text_of(message) for message in reversed(messages) if message["role"] == "user")
+    names, colon, task = prompt.partition(":")
+    calls = [(name, {"task": task}) for name in names.split("+")]
+    return tool_script([calls, "Done."] if colon else ["Seen."])(messages)
+
+
+async def test_an_agent_has_its_callers_key_if_their_requests_begin_alike() -> None:
+    like = agent_tool("like", description="Has its caller's engine.")
+    unlike = agent_tool("unlike", engine="other", description="Has an engine of its own.")
+    with LocalProvider(reply=reply) as provider:
+        engine = OpenAIEngine(
+            "local", base_url=provider.base_url, provider="vllm", system="Be brief.", tools=[like, unlike]
+        )
+        engines = {"main": engine, "other": replace(engine, system="Be long.", tools=[])}
+        async with managed(engines) as manager:
+            chat = await manager.open("chat")
+
+            async def keys_of_run(prompt: str, session: AsyncSession = chat, **options: Any) -> tuple[str, list[str]]:
+                """Return the key of the caller's requests, and those of its agents'."""
+                count = len(provider.requests)
+                await (await session.run(prompt, **options)).wait()
+                keys = [request.headers["x-session-id"] for request in provider.requests[count:]]
+                assert keys[0] == keys[-1]
+                return keys[0], keys[1:-1]
+
+            key, agents = await keys_of_run("like+unlike:Look.")
+            assert len(agents) == 2 and agents.count(key) == 1
+            assert (await keys_of_run("like:like:Look."))[1] == [key] * 3, "and so do its own agents"
+            assert key not in (await keys_of_run("like:Look.", model="another"))[1], "another model's cache"
+            fork = await chat.fork()
+            assert await keys_of_run("like:Look.", fork) == (key, [key])
+            agent = next(one for one in await manager.list(agents=True) if one.agent == "like")
+            assert await keys_of_run("Go on.", await (await manager.open(agent.session_id)).fork()) == (key, [])
+
+
+async def test_an_agent_for_which_a_split_chooses_another_engine_has_a_key_of_its_own() -> None:
+    tool = agent_tool("agent", description="Has an engine of the split.")
+    with LocalProvider(reply=reply) as provider:
+        engine = OpenAIEngine("local", base_url=provider.base_url, provider="vllm", system="a", tools=[tool])
+        engines = {"main": Split({"a": 1, "b": 1}, by="session"), "a": engine, "b": replace(engine, system="b")}
+        async with managed(engines) as manager:
+            for _ in range(20):
+                await (await (await manager.open()).run("agent:Look.")).wait()
+        requests = provider.requests
+    prompts = [request.body["messages"][0]["content"] for request in requests]
+    keys = [request.headers["x-session-id"] for request in requests]
+    is_same_engine, is_same_key = (
+        [caller == agent for caller, agent in zip(values[::3], values[1::3], strict=True)] for values in (prompts, keys)
+    )
+    assert is_same_engine == is_same_key and len(set(is_same_key)) == 2
 
 
 async def test_nothing_is_sent_to_servers_that_are_not_known_to_take_it() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
 import pytest
 
 from prefixes.cache import PrefixCache, parts_of
+from prefixes.teams import caches_of, prefilled_by_teams, served
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.openai.engine import OpenAIEngine
@@ -23,7 +23,7 @@ URLS = [f"http://replica-{number}/v1" for number in range(5)]
 
 
 def first(key: str, urls: Sequence[str] = URLS, **more: Any) -> str:
-    return ranked(urls, key, **{"loads": dict.fromkeys(urls, 0), "away": (), "bound": 1.25, **more})[0]
+    return ranked(urls, key, **{"loads": dict.fromkeys(urls, 0), "away": (), "bound": 1.25, "busy_from": 1, **more})[0]
 
 
 def test_keys_spread_and_only_those_of_a_lost_server_move() -> None:
@@ -36,8 +36,9 @@ def test_keys_spread_and_only_those_of_a_lost_server_move() -> None:
         assert (first(key, away=[URLS[0]]) == after) or url == URLS[0]
 
 
+@pytest.mark.parametrize("busy_from", [1, 8])
 @pytest.mark.parametrize("seed", range(5))
-def test_no_server_has_more_than_its_bounded_share(seed: int) -> None:
+def test_no_server_has_more_than_its_bounded_share(seed: int, busy_from: int) -> None:
     dice, loads = Random(seed), Counter[str]()
     open_requests: list[str] = []
     for _ in range(3000):
@@ -45,15 +46,22 @@ def test_no_server_has_more_than_its_bounded_share(seed: int) -> None:
             loads[open_requests.pop(dice.randrange(len(open_requests)))] -= 1
         key = "hot" if dice.random() < 0.7 else str(dice.randrange(50))
         away = [url for url in URLS if dice.random() < 0.1]
-        order = ranked(URLS, key, loads=loads, away=away, bound=1.25)
+        order = ranked(URLS, key, loads=loads, away=away, bound=1.25, busy_from=busy_from)
         assert sorted(order) == sorted(URLS), "each is tried at last"
         if len(away) < 5:
             assert order[0] not in away
         if not away:
             mean = (len(open_requests) + 1) / 5
-            assert loads[order[0]] + 1 <= 1.25 * mean + 1
+            assert loads[order[0]] + 1 <= max(1.25 * mean + 1, busy_from)
         open_requests.append(order[0])
         loads[order[0]] += 1
+
+
+def test_a_server_with_few_requests_is_not_busy() -> None:
+    home = first("chat")
+    for count in range(10):
+        loads = {url: count * (url == home) for url in URLS}
+        assert (first("chat", loads=loads, busy_from=8) == home) == (count < 8)
 
 
 def test_a_busy_server_is_passed_over_for_the_same_one_each_time() -> None:
@@ -61,12 +69,6 @@ def test_a_busy_server_is_passed_over_for_the_same_one_each_time() -> None:
     elsewhere = {first("chat", loads={url: 9 * (url == home) for url in URLS}) for _ in range(5)}
     assert len(elsewhere) == 1 and home not in elsewhere
     assert first("", loads={url: number for number, url in enumerate(URLS)}) == URLS[0], "without a key, by load"
-
-
-@contextmanager
-def served(count: int = 3) -> Iterator[list[LocalProvider]]:
-    with ExitStack() as stack:
-        yield [stack.enter_context(LocalProvider()) for _ in range(count)]
 
 
 def managed(engine: OpenAIEngine) -> AsyncSessionManager:
@@ -84,10 +86,7 @@ async def test_a_session_and_its_forks_keep_to_one_replica_which_reuses_their_pr
                 await (await (await chat.fork()).run("and a fork")).wait()
         homes = [{request.body["messages"][1]["content"] for request in each.requests} for each in providers]
         assert sum(map(len, homes)) == 6, "each conversation is at one place"
-        caches = [PrefixCache() for _ in providers]
-        for cache, provider in zip(caches, providers, strict=True):
-            for request in provider.requests:
-                cache.read([token for part in parts_of(request.body) for token in part])
+        caches = caches_of(providers)
         prefilled = sum(cache.prefilled for cache in caches)
         everything = sum(cache.prefilled + cache.reused for cache in caches)
         in_turn = [PrefixCache() for _ in providers]
@@ -95,6 +94,11 @@ async def test_a_session_and_its_forks_keep_to_one_replica_which_reuses_their_pr
         for number, request in enumerate(requests):
             in_turn[number % 3].read([token for part in parts_of(request.body) for token in part])
         assert prefilled * 2 < sum(cache.prefilled for cache in in_turn) < everything
+
+
+async def test_agents_like_their_caller_reuse_its_prefix_and_its_users_profile() -> None:
+    by_their_callers, by_keys_of_their_own = [await prefilled_by_teams(shares) for shares in (True, False)]
+    assert by_their_callers < by_keys_of_their_own
 
 
 async def test_a_session_moves_when_its_replica_is_gone_and_goes_back_when_that_is_back() -> None:
@@ -165,6 +169,7 @@ async def test_where_no_replica_can_be_reached_the_run_says_so() -> None:
         {"urls": "http://a"},
         {"urls": URLS, "bound": 1},
         {"urls": URLS, "away_s": -1},
+        {"urls": URLS, "busy_from": 0},
     ],
     ids=repr,
 )

@@ -16,6 +16,7 @@ from turnwise.actors.inference.named_engines import NamedEngines
 from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.openai.http_hints import HTTPHints
 from turnwise.actors.inference.replicas import Replicas
+from turnwise.actors.inference.tools.agent_tool import agent_tool
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
@@ -25,7 +26,7 @@ from turnwise.memory.tokens.counter import ByteCounter
 from turnwise.memory.values.ids import new_id
 from turnwise.strategies.delete_oldest import DeleteOldest
 from turnwise.strategies.trim import Trim
-from turnwise.testing import LocalProvider, tool_script
+from turnwise.testing import LocalProvider, Message, tool_script
 from windows.stage import Summarizer, Talker, chat, opened, prompts, summarize
 
 TOLD: list[tuple[str, str, Any]] = []
@@ -113,6 +114,24 @@ async def test_tools_hold_a_person_drops_and_a_decision_prefetches() -> None:
             await chat.fork()
             assert (await told(5))[4:] == ["prioritize"] and TOLD[4][2] == 1
     assert len({key for _, key, _ in TOLD}) == 1 and len(TOLD[0][1]) == 32
+
+
+async def test_only_the_caller_drops_the_prefix_that_its_agent_shares() -> None:
+    def reply(messages: list[Message]) -> Message:
+        is_caller = any(message["content"] == "Ask." for message in messages)
+        call = ("ask", {"task": "Pay."}) if is_caller else ("pay", {"euros": 5})
+        return tool_script([[call], "It is paid."])(messages)
+
+    with LocalProvider(reply=reply) as provider:
+        async with manager_of(provider, Told(), [pay, agent_tool("ask", description="Asks.")]) as manager:
+            run = await (await manager.open("chat")).run("Ask.")
+            await run.wait(until="settled")
+            (pending,) = await run.pending()
+            await run.approve(pending.call_id)
+            await run.wait()
+            names = await told(4)
+    assert names.count("drop") == 1 and names.count("prefetch") == 2, "the agent does not drop it"
+    assert len({key for _, key, _ in TOLD}) == 1
 
 
 async def test_a_compaction_says_so_before_and_after() -> None:

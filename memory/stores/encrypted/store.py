@@ -26,7 +26,15 @@ from turnwise.memory.files.index import file_index, keeps_files
 from turnwise.memory.files.records import FileLimits, FileRecord
 from turnwise.memory.quotas.records import Quota, QuotaCount, QuotaCounters
 from turnwise.memory.quotas.tenants import Tenant
-from turnwise.memory.stores.base import Activation, Commit, DeliveryLease, Page, SessionOrder, SessionStore
+from turnwise.memory.stores.base import (
+    Activation,
+    Commit,
+    DeliveryLease,
+    Page,
+    SessionOrder,
+    SessionStore,
+    claim_sweep,
+)
 from turnwise.memory.stores.encrypted.keys import KeyRing, Unsealing
 from turnwise.memory.stores.encrypted.records import (
     block_place,
@@ -271,6 +279,10 @@ class EncryptedStore(Shared):
 
     async def lease_deliveries(self, holder: str, ttl_s: float | None) -> DeliveryLease:
         return await self._inner.lease_deliveries(holder, ttl_s)
+
+    async def claim_sweep(self, every_s: float) -> float:
+        """See `SweepClaims`."""
+        return await claim_sweep(self._inner, every_s)
 
     async def webhooks(self) -> list[WebhookRecord]:
         texts = self._texts()

@@ -91,7 +91,8 @@ class PostgresServer:
     def cpu_s(self) -> float:
         """The CPU time of all its processes so far, in seconds."""
         first = psutil.Process(int((self._data / "postmaster.pid").read_text().split()[0]))
-        return sum(first.cpu_times()[:4]) + sum(sum(child.cpu_times()[:2]) for child in first.children())
+        ended = first.cpu_times()[:4]
+        return float(sum(ended) + sum(sum(child.cpu_times()[:2]) for child in first.children()))
 
     def restart(self, mode: Literal["fast", "immediate"]) -> None:
         """Stop and start it, when it is not frozen."""

@@ -370,6 +370,16 @@ class UnchangedDeletion(Protocol):
         """
 
 
+async def delete_unchanged(store: object, sessions: Sequence[SessionRecord]) -> Sequence[SessionKey]:
+    """Do `UnchangedDeletion.delete_unchanged`; return none for a store that cannot."""
+    return await store.delete_unchanged(sessions) if isinstance(store, UnchangedDeletion) else ()
+
+
+def deletes_unchanged(store: object) -> bool:
+    """Return whether a store is an `UnchangedDeletion`. One that wraps another has an attribute `deletes_unchanged`."""
+    return isinstance(store, UnchangedDeletion) and bool(getattr(store, "deletes_unchanged", True))
+
+
 @runtime_checkable
 class SweepClaims(Protocol):
     """A `SessionStore` that lets one of its users sweep expired sessions at a time."""

@@ -1,6 +1,9 @@
 """Managers that have opened a session with a `ttl_s` delete expired sessions by themselves."""
 
 import asyncio
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -159,6 +162,33 @@ async def test_a_sweep_that_fails_is_left_to_the_next_manager(store: Watched, mo
         store.time += SOON_S
         await seen(lambda: len(store.groups) == 2)
     assert await names_in(store) == ["stays"]
+
+
+KILLED = """
+import os, signal, sys, time
+from turnwise import EchoEngine, InProcess, SessionConfig, SessionManager
+from turnwise.actors.client.blocking import expiry
+
+expiry.TOGETHER = 2
+expiry.damaged = lambda page: os.kill(os.getpid(), signal.SIGKILL)  # after the first page
+manager = SessionManager(
+    sys.argv[1], engine=EchoEngine(), placement=InProcess(), config=SessionConfig(sweep_every_s=0.05)
+)
+manager.open("stays", ttl_s=1e6)
+time.sleep(60)
+"""
+
+
+def test_a_kill_during_a_sweep_leaves_the_rest_to_the_next_program(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    with SessionManager(url, **settings(sweep_every_s=None)) as manager:
+        for name in "abcde":
+            manager.open(name, ttl_s=0.0)
+    assert subprocess.run([sys.executable, "-c", KILLED, url], check=False).returncode == -signal.SIGKILL
+    with SessionManager(url, **settings(sweep_every_s=0.05)) as manager:
+        assert manager.count() == 4
+        manager.open("stays")
+        until(lambda: manager.count() == 1)
 
 
 async def test_scheduled_sweeps_export_sessions_to_a_folder(store: Watched, tmp_path: Path) -> None:

@@ -1,11 +1,15 @@
-"""The sweep: deletes expired sessions. A session that has a live process is deleted by that process."""
+"""The sweep: deletes expired sessions. A session that a process has loaded is deleted by that process."""
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from turnwise.actors.client import steps
+from turnwise.actors.client.files import collect_files
 from turnwise.actors.client.session_host import AsyncSessionHost
 from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.hosting.wire import SessionRef
@@ -18,18 +22,25 @@ from turnwise.errors import (
 )
 from turnwise.memory.archive.expiry import (
     PAGE,
+    TOGETHER,
     Swept,
     archived,
     damaged,
     not_deleted,
     sweep_sessions,
 )
+from turnwise.memory.background import log_failure
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.files.access import FileAccess
 from turnwise.memory.files.index import keeps_files
 from turnwise.memory.stores.agents import agents_below
-from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.base import SessionStore, claim_sweep
+
+CLOSE_S = 5.0
+"""How long a manager that closes waits for a sweep that its schedule has begun, in seconds."""
+
+_log = logging.getLogger(__name__)
 
 
 async def sweep_but_events(client: SessionsClient) -> None:
@@ -48,17 +59,31 @@ async def sweep_but_events(client: SessionsClient) -> None:
             return
 
 
-async def sweep(client: SessionsClient, store: SessionStore, archive: Path | None, memory: bool) -> Swept:
-    """Delete the sessions of a store that have expired; see `SessionManager.sweep`."""
-    portal = client.portal
+async def sweep(
+    client: SessionsClient,
+    store: SessionStore,
+    archive: Path | None,
+    memory: bool,
+    *,
+    beside: steps.Background | None = None,
+) -> Swept:
+    """Delete the sessions of a store that have expired; see `SessionManager.sweep`.
+
+    Args:
+        beside: the work beside its caller that this is, if it is. Then it takes small pages, pauses after each for as
+            long as the page took, so that half of the time is left to others, and ends early once the work is stopped.
+    """
+    portal, limit = client.portal, TOGETHER if beside else PAGE
     now = await steps.run(portal, store.now)  # the store's clock, which also dates the sessions' commits
     swept, cursor = Swept(), None
     history = client.open_history()
     files = client.files if client.has_files and keeps_files(store) else None
     try:
         while True:
-            page = await steps.run(portal, store.expired, now, cursor=cursor, limit=PAGE)
-            asks = {session.key for session in page if history or memory or client.is_live(SessionRef.of(session))}
+            began = time.monotonic()
+            page = await steps.run(portal, store.expired, now, cursor=cursor, limit=limit)
+            keys = [session.key for session in page]
+            asks = set(keys if history or memory else await steps.run(portal, client.processes.loaded, keys))
             idle = [session for session in page if session.key not in asks]
             swept += await steps.run(portal, sweep_sessions, store, idle, archive, files=files)
             for session in idle:
@@ -69,11 +94,65 @@ async def sweep(client: SessionsClient, store: SessionStore, archive: Path | Non
                         client, store, session, archive=archive, history=history, files=files, memory=memory
                     )
             swept += damaged(page)
-            if (cursor := page.cursor) is None:
+            if beside:
+                await beside.pause(time.monotonic() - began)
+            if (cursor := page.cursor) is None or (beside and beside.is_stopped()):
                 return swept
     finally:
         if history:
             await steps.run(portal, history.close)
+
+
+class AsyncSweepSchedule:
+    """Sweeps a store every `every_s` seconds beside its manager, from `begin` to `close`.
+
+    Of the managers of a store that do so, wherever they are, one claims each sweep: see `SweepClaims`. A sweep that
+    fails, or whose process is killed, leaves the sessions that remain to the next one, of any manager. Failures are
+    logged, and raised by nothing.
+
+    Args:
+        every_s: if None, it never sweeps.
+        archive: see `SessionManager.sweep`.
+    """
+
+    def __init__(self, client: SessionsClient, every_s: float | None, archive: Path | None) -> None:
+        self._client = client
+        self._every_s = every_s
+        self._archive = archive
+        self._background = steps.Background("turnwise-sweeps")
+        self._has_begun = threading.Lock()
+        """Held for good by the call that begins."""
+
+    def begin(self) -> None:
+        """Sweep from now on. May be repeated, from any thread."""
+        if self._every_s is not None and self._has_begun.acquire(blocking=False):
+            self._background.start(self._run)
+
+    async def close(self) -> None:
+        """Sweep no more; wait for the page that is being deleted, for `CLOSE_S` seconds at most."""
+        self._background.stop()
+        await self._background.ended(CLOSE_S)
+
+    async def _run(self) -> None:
+        every_s = self._every_s or 0.0
+        while not self._background.is_stopped():
+            left_s = 0.0
+            try:
+                left_s = await steps.run(self._client.portal, claim_sweep, self._client.session_store, every_s)
+                if left_s <= 0.0:
+                    await self._sweep()
+            except Exception as error:  # noqa: BLE001 - whatever the store raises, the next sweep may succeed
+                if not self._background.is_stopped():
+                    log_failure(f"store {self._client.name}: sweeping", error, f"; it is tried again in {every_s:g} s")
+            await self._background.pause(min(left_s or every_s, every_s))
+
+    async def _sweep(self) -> None:
+        client = self._client
+        swept = await sweep(client, client.session_store, self._archive, memory=False, beside=self._background)
+        await collect_files(client)
+        _log.info("store %s: %d expired sessions were deleted", client.name, len(swept.deleted))
+        for key, reason in swept.failed.items():
+            _log.warning("session %r has expired and was not deleted: %s", key.full_name, reason)
 
 
 async def _ask(

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, Unpack
 
 from turnwise.actors.client import steps
 from turnwise.actors.client.execution import AsyncExecutionHandle
-from turnwise.actors.client.expiry import sweep
+from turnwise.actors.client.expiry import AsyncSweepSchedule, sweep
 from turnwise.actors.client.files import AsyncFiles, collect_files, with_bytes_of
 from turnwise.actors.client.forgetting import clear, forget
 from turnwise.actors.client.importing import read_conversation, send_conversation
@@ -230,6 +230,11 @@ class AsyncSessionManager:
                 encryption=encryption,
             ),
         )
+        self._sweeps = AsyncSweepSchedule(
+            self._client,
+            None if read_only or not self._client.has_engine else self._config.sweep_every_s,
+            Path(self._config.sweep_archive) if self._config.sweep_archive else None,
+        )
         self._subscriptions: Any = []
         """Those to close with the manager."""
         self._connect_runtime = partial(self._client.runtime.connect, (store, history_store), working_memory)
@@ -308,7 +313,8 @@ class AsyncSessionManager:
             agent: the agent to which the session belongs; if omitted, a session of any agent.
             metadata: a JSON object; see `SessionConfig.max_metadata_bytes`.
             memory: the default use of long-term memory by the session's runs; see `Session.run`.
-            ttl_s: how many seconds after the session's last commit a `sweep` may delete it; never if None.
+            ttl_s: how many seconds after the session's last commit it expires, so that a `sweep` deletes it; never if
+                None. From then on this manager sweeps by itself: see `SessionConfig.sweep_every_s`.
             model: the default model of the session's runs; the engine's own if None.
             params: the default model parameters of the session's runs; see `Session.run`.
             engine: the name of the engine of the session's runs, if the manager has several; its first if None. It is
@@ -361,6 +367,8 @@ class AsyncSessionManager:
         return self._session(session)
 
     def _session(self, record: SessionRecord, as_user: str | None = None) -> AsyncSession:
+        if record.ttl_s is not None:
+            self._sweeps.begin()
         return AsyncSession(self._client, SessionRef.of(record, as_user), record.agent)
 
     async def _create(self, fresh: SessionRecord) -> tuple[SessionRecord, bool]:
@@ -1143,7 +1151,8 @@ class AsyncSessionManager:
         """Delete sessions that have expired (see `ttl_s`) and have no active run; return which were deleted or kept.
 
         Each commit to a session restarts its `ttl_s`, and so does `Session.refresh`. A session that is used during the
-        sweep is kept. Sweeps may be repeated and may run concurrently. Nothing is swept automatically.
+        sweep is kept. Sweeps may be repeated and may run concurrently. Where sessions have a `ttl_s`, this also happens
+        by itself: see `SessionConfig.sweep_every_s`, and set `sweep_archive` if sessions must be exported first.
 
         Args:
             archive: a folder to which each session is exported before it is deleted: one unencrypted file per session,
@@ -1230,6 +1239,7 @@ class AsyncSessionManager:
         """Close the store and all subscriptions. Sessions and their runs continue. Closing twice is fine."""
         for subscription in self._subscriptions:
             await subscription.close()
+        await self._sweeps.close()
         await self._once.close()
         await steps.run(self._client.portal, self._client.close)
         self._client.portal.close()

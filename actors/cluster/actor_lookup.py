@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
@@ -18,10 +20,12 @@ from turnwise.actors.cluster.actor_spec import ActorSpec
 from turnwise.actors.cluster.actors.packed_actor import MAX_CALLS, HostAssignment, make_host
 from turnwise.actors.cluster.actors.session_actor import SessionActor, SessionAssignment
 from turnwise.actors.cluster.calls.actor_process import ActorProcess, call_errors
+from turnwise.actors.cluster.calls.actor_waiting import reached
 from turnwise.actors.cluster.node_choice import nodes_for
 from turnwise.actors.cluster.sharding import Layout, LayoutHosts, find_hosts
 from turnwise.actors.hosting.identity import pickled
 from turnwise.actors.hosting.placement import Dedicated, Packed
+from turnwise.actors.hosting.reach import NoProcessError
 from turnwise.errors import OverloadedError, SessionLostError
 from turnwise.memory.conversation.sessions import SessionKey
 
@@ -33,6 +37,9 @@ READY_S = 60.0
 
 RETIRE_S = 10.0
 """How long a manager waits for replaced hosts to acknowledge the newer layout, in seconds."""
+
+ANSWER_S = 10.0
+"""How long a packed host may take to say which sessions it has loaded, in seconds."""
 
 LOOK_S = 0.1
 """The shortest time between two searches for packed hosts, in seconds: thousands of calls may miss one at once."""
@@ -81,6 +88,9 @@ class _LookupOfOne(ABC):
                 return False
             self._note(key, actor)
         return True
+
+    async def loaded(self, keys: Collection[SessionKey]) -> Collection[SessionKey]:
+        return await asyncio.to_thread(lambda: [key for key in keys if self.is_live(key)])
 
     async def close(self) -> None:  # noqa: B027 - there is nothing to close in any of them
         """Do nothing: the actors serve others too."""
@@ -191,6 +201,14 @@ class PackedLookup:
     def is_live(self, key: SessionKey) -> bool:
         return True
 
+    async def loaded(self, keys: Collection[SessionKey]) -> Collection[SessionKey]:
+        layout, actors = self._hosts.layout, self._actors
+        by_host: dict[int, set[SessionKey]] = {}
+        for key in keys:
+            by_host.setdefault(layout.index_of(key), set()).add(key)
+        loaded = await asyncio.gather(*(_loaded_by(actors[index], own) for index, own in by_host.items()))
+        return set().union(*loaded)
+
     async def close(self) -> None:
         """Do nothing: the hosts serve others too."""
 
@@ -201,6 +219,15 @@ class PackedLookup:
             for index in range(layout.hosts)
         )
         return [make_host(self._settings, host, self._logs, self._node_options) for host in assignments]
+
+
+async def _loaded_by(host: Any, keys: set[SessionKey]) -> set[SessionKey]:
+    """Return which of a packed host's sessions it has loaded; all of them if it does not answer in time."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return keys.intersection(await reached(host, host.residents.options(max_task_retries=0).remote()))
+    except (RayError, NoProcessError, TimeoutError):
+        return keys
 
 
 class LiveLookup(_LookupOfOne):

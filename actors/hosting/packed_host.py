@@ -149,6 +149,10 @@ class PackedHost:
         self._sweeping: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[bytes]] = set()
 
+    def has_loaded(self, key: SessionKey) -> bool:
+        """Return whether a session is resident. May be called from any thread."""
+        return key in self._residents
+
     @property
     def residents(self) -> list[SessionKey]:
         """The loaded sessions, least recently called first."""

@@ -5,7 +5,7 @@ A client asks sessions and memories through the protocols below, so it imports n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -68,6 +68,12 @@ class SessionProcesses(Protocol):
 
     def is_live(self, key: SessionKey) -> bool:
         """Return whether a process exists that may host the session; a known one counts until `invalidate`."""
+
+    async def loaded(self, keys: Collection[SessionKey]) -> Collection[SessionKey]:
+        """Return those of these sessions that a process has loaded, or may have, if it does not answer.
+
+        Others may be loaded as this returns, which the store notes as an activation.
+        """
 
     async def close(self) -> None:
         """Note that the manager is closed. Sessions and their runs continue. May be called twice."""

@@ -96,6 +96,10 @@ class Host:
         """Its sessions, calls and waits at this moment."""
         return self._sessions.current_load
 
+    def has_loaded(self, key: SessionKey) -> bool:
+        """See `PackedHost.has_loaded`."""
+        return self._sessions.has_loaded(key)
+
     def dispatch(self) -> None:
         """Hand over deliveries until the host leaves. May be repeated."""
         if not self._has_dispatcher:

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -305,6 +305,9 @@ class _OwnProcesses:
     def is_live(self, key: SessionKey) -> bool:
         return True
 
+    async def loaded(self, keys: Collection[SessionKey]) -> Collection[SessionKey]:
+        return [key for key in keys if self._host.has_loaded(key)]
+
     async def close(self) -> None:
         with self._lock:
             was_closed, self._is_closed = self._is_closed, True
@@ -333,6 +336,10 @@ class _LiveProcesses:
 
     def is_live(self, key: SessionKey) -> bool:
         return HOSTS.find(self._store_id) is not None
+
+    async def loaded(self, keys: Collection[SessionKey]) -> Collection[SessionKey]:
+        host = HOSTS.find(self._store_id)
+        return [key for key in keys if host and host.has_loaded(key)]
 
     async def close(self) -> None:
         """Do nothing: it has opened nothing."""

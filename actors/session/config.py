@@ -121,6 +121,15 @@ class SessionConfig:
     idle_s: PositiveSeconds = 300.0
     """How long a session's process stays after its last call or run, in seconds."""
 
+    sweep_every_s: PositiveSeconds | None = 3_600.0
+    """How often expired sessions are deleted by themselves (see `SessionManager.sweep`), in seconds, while a manager is
+    open that has opened a session with a `ttl_s`. Of several such managers of a store, one does it at a time; the
+    shortest interval counts. If None, this manager deletes them in `sweep` only."""
+
+    sweep_archive: str | None = None
+    """A folder to which each session is exported before it is so deleted, which all these managers reach; see
+    `SessionManager.sweep`."""
+
     delta_interval_s: Seconds = 0.005
     """How long pieces of the answer are gathered before they are published as one event, in seconds."""
 

@@ -28,7 +28,7 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.files.access import FileAccess
 from turnwise.memory.stores.agents import agents_below
-from turnwise.memory.stores.base import Page, SessionStore, UnchangedDeletion
+from turnwise.memory.stores.base import Page, SessionStore, delete_unchanged, deletes_unchanged
 from turnwise.memory.stores.reading import pages_by_cursor
 
 PAGE = 500
@@ -149,7 +149,7 @@ async def _sweep_unchanged(store: SessionStore, sessions: Sequence[SessionRecord
     A transaction that fails, such as one that takes too long, is tried again in halves. All others are for
     `sweep_session`, which says why one stays.
     """
-    if not isinstance(store, UnchangedDeletion):
+    if not deletes_unchanged(store):
         return Swept()
     deleted: list[SessionKey] = []
     failed = 0
@@ -157,7 +157,7 @@ async def _sweep_unchanged(store: SessionStore, sessions: Sequence[SessionRecord
     while groups:
         group = groups.pop(0)
         try:
-            deleted += await store.delete_unchanged(group)
+            deleted += await delete_unchanged(store, group)
             failed = 0
         except CorruptRecordError:
             continue  # of one of them, which must not keep the others

@@ -370,6 +370,47 @@ class UnchangedDeletion(Protocol):
         """
 
 
+async def delete_unchanged(store: object, sessions: Sequence[SessionRecord]) -> Sequence[SessionKey]:
+    """Do `UnchangedDeletion.delete_unchanged`; return none for a store that cannot."""
+    return await store.delete_unchanged(sessions) if isinstance(store, UnchangedDeletion) else ()
+
+
+def deletes_unchanged(store: object) -> bool:
+    """Return whether a store is an `UnchangedDeletion`. One that wraps another has an attribute `deletes_unchanged`."""
+    return isinstance(store, UnchangedDeletion) and bool(getattr(store, "deletes_unchanged", True))
+
+
+@runtime_checkable
+class SweepClaims(Protocol):
+    """A `SessionStore` that lets one of its users sweep expired sessions at a time."""
+
+    async def claim_sweep(self, every_s: float) -> float:
+        """Claim the next sweep if it is due; return for how many seconds it is not due: 0 if the caller sweeps now.
+
+        Atomic: of several callers one has the sweep, and the next one is due `every_s` seconds later, by the store's
+        clock. The first call for a store claims nothing: the sweep is due `every_s` seconds after it. An interval that
+        is shorter than those of other callers brings the next sweep nearer. If the answer is lost, the sweep may be
+        claimed by nobody, and the next one is due as ever.
+        """
+
+
+def next_sweep(due_at: float | None, now: float, every_s: float) -> tuple[float, float]:
+    """Return what `claim_sweep` returns, and when the next sweep is due after it.
+
+    Args:
+        due_at: when the store's next sweep is due; None if nobody has asked yet.
+    """
+    if due_at is not None and due_at <= now:
+        return 0.0, now + every_s
+    next_at = now + every_s if due_at is None else min(due_at, now + every_s)
+    return next_at - now, next_at
+
+
+async def claim_sweep(store: object, every_s: float) -> float:
+    """Do `SweepClaims.claim_sweep`; return 0 for a store without claims, which each of its users sweeps."""
+    return await store.claim_sweep(every_s) if isinstance(store, SweepClaims) else 0.0
+
+
 @runtime_checkable
 class SessionStore(Protocol):
     """Durable storage of sessions. `stores/conformance` has the laws of a store; run them on your own implementation.

@@ -69,6 +69,7 @@ from turnwise.memory.stores.base import (
     cursor_of,
     due_cursor_of,
     new_jump,
+    next_sweep,
     parse_cursor,
     parse_due_cursor,
 )
@@ -148,6 +149,7 @@ class InMemoryStore(LocalClock):
         self._deliveries = _Deliveries()
         self._text_count = 0
         self._lease = DeliveryLease(holder="", until=0.0, now=0.0, next_due_at=None)
+        self._sweep_at: float | None = None
         self._webhooks: dict[str, WebhookRecord] = {}
         self._ledger: dict[LedgerKey, tuple[int, ...]] = {}
         self._quotas: dict[str, Quota] = {}
@@ -580,6 +582,12 @@ class InMemoryStore(LocalClock):
                 await self.delete(session.key)
                 deleted.append(session.key)
         return deleted
+
+    async def claim_sweep(self, every_s: float) -> float:
+        """See `SweepClaims`."""
+        self._check_open()
+        left_s, self._sweep_at = next_sweep(self._sweep_at, self._clock(), every_s)
+        return left_s
 
     async def reserve_object(self, object_id: str, user_id: str) -> None:
         self._check_open()

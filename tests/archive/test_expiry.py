@@ -264,8 +264,12 @@ class Asked:
     def open_history(self) -> None:
         return None
 
-    def is_live(self, ref: SessionRef) -> bool:
-        return True
+    @property
+    def processes(self) -> "Asked":
+        return self
+
+    async def loaded(self, keys: Sequence[SessionKey]) -> Sequence[SessionKey]:
+        return keys
 
 
 class Host:

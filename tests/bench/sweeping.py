@@ -1,6 +1,9 @@
-"""How many expired sessions a sweep deletes in a second, each of two turns.
+"""How many expired sessions a sweep deletes in a second, each of two turns; on PostgreSQL beside plain SQL.
 
-PYTHONPATH=tests/support python tests/bench/sweeping.py postgresql --sessions 2000
+Plain SQL deletes the same rows of a copy of the database, by a statement for each table and as many sessions in a
+transaction: what no sweep can be faster than.
+
+PYTHONPATH=tests/support python tests/bench/sweeping.py postgresql --sessions 10000
 """
 
 from __future__ import annotations
@@ -9,43 +12,87 @@ import argparse
 import asyncio
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+
+import psycopg
 
 from servers.postgres_server import PostgresServer
 from servers.redis_server import RedisServer
-from turnwise import AsyncSessionManager, EchoEngine, InProcess
-from turnwise.memory.archive.expiry import sweep
+from turnwise import AsyncSessionManager, EchoEngine, InProcess, SessionConfig
+from turnwise.memory.archive.expiry import TOGETHER, sweep
 from turnwise.memory.stores.urls import open_store
 
 AT_ONCE = 50
 TTL_S = 0.5
 
+BY_SESSION = ("texts", "turns", "borrowed", "runs", "events", "deliveries", "members")
+"""The tables, but for the prefix of their names, whose rows name their session in the column `session`."""
+
+
+@dataclass
+class Target:
+    """A store to sweep."""
+
+    url: str
+    server_s: Callable[[], float] = lambda: 0.0
+    """Returns the CPU time of its server so far, in seconds."""
+    copy: Callable[[], str] | None = None
+    """Copies the database, if the store has one; returns the copy's URL."""
+
 
 @contextmanager
-def store_of(kind: str) -> Iterator[str]:
-    """Yield the URL of an empty store, which goes at the end."""
+def store_of(kind: str) -> Iterator[Target]:
+    """Yield an empty store, which goes at the end."""
     with tempfile.TemporaryDirectory() as folder:
         if kind == "sqlite":
-            yield f"sqlite:///{folder}/sweep.db"
+            yield Target(f"sqlite:///{folder}/sweep.db")
         elif kind == "postgresql":
             postgres = PostgresServer(Path(folder))
+            name = postgres.make_database()
             try:
-                yield postgres.address.format(postgres.make_database())
+                yield Target(
+                    postgres.address.format(name),
+                    lambda: postgres.cpu_s,
+                    lambda: postgres.address.format(postgres.copy_database(name)),
+                )
             finally:
                 postgres.stop("immediate")
         else:
             redis = RedisServer(Path(folder))
             redis.start()
             try:
-                yield redis.url
+                yield Target(redis.url)
             finally:
                 redis.kill()
 
 
-async def measure(url: str, sessions: int) -> None:
-    async with AsyncSessionManager(url, engine=EchoEngine(), placement=InProcess()) as manager:
+class Measurement:
+    """Measures deletions, from when it is made to `print`."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._began = self._times()
+
+    def _times(self) -> tuple[float, float, float]:
+        return time.perf_counter(), time.process_time(), self._target.server_s()
+
+    def print(self, what: str, sessions: int, deleted: int) -> float:
+        """Print how long it took; return the CPU time, of this process and the server, in seconds."""
+        wall, own, server = (now - before for now, before in zip(self._times(), self._began, strict=True))
+        rate, own_ms, server_ms = deleted / wall, own / deleted * 1000, server / deleted * 1000
+        print(
+            f"{what}: {deleted} of {sessions} sessions deleted, {rate:.0f} a second; "
+            f"CPU of each: {own_ms:.3f} ms here, {server_ms:.3f} ms in the server"
+        )
+        return own + server
+
+
+async def fill(url: str, sessions: int) -> None:
+    config = SessionConfig(sweep_every_s=None)
+    async with AsyncSessionManager(url, engine=EchoEngine(), placement=InProcess(), config=config) as manager:
 
         async def talk(number: int) -> None:
             session = await manager.open(f"s{number}", ttl_s=TTL_S)
@@ -55,23 +102,60 @@ async def measure(url: str, sessions: int) -> None:
         for start in range(0, sessions, AT_ONCE):
             await asyncio.gather(*map(talk, range(start, min(sessions, start + AT_ONCE))))
     await asyncio.sleep(2 * TTL_S)
+
+
+def delete_by_sql(url: str) -> int:
+    """Delete all sessions of a database by plain SQL; return how many."""
+    with psycopg.connect(url) as connection:
+        rows = connection.execute("SELECT key, session_id FROM turnwise_sessions ORDER BY key").fetchall()
+        for start in range(0, len(rows), TOGETHER):
+            keys, names = map(list, zip(*rows[start : start + TOGETHER], strict=True))
+            for table in BY_SESSION:
+                connection.execute(f"DELETE FROM turnwise_{table} WHERE session = ANY(%s)".encode(), (keys,))
+            connection.execute("DELETE FROM turnwise_blocks WHERE log = ANY(%s)", (keys,))
+            owned = "DELETE FROM turnwise_ledger WHERE user_id = 'default' AND session_id = ANY(%s)"
+            connection.execute(owned, (names,))
+            connection.execute("DELETE FROM turnwise_sessions WHERE key = ANY(%s)", (keys,))
+            connection.commit()
+    return len(rows)
+
+
+async def sweep_store(url: str) -> int:
+    """Sweep as the command line does."""
     store = open_store(url)
-    began, worked = time.perf_counter(), time.process_time()
     swept = await sweep(store, await store.now())
-    took, work = time.perf_counter() - began, time.process_time() - worked
-    count = len(swept.deleted)
-    each_ms = work / count * 1000
-    print(f"{count} of {sessions} sessions deleted: {count / took:.0f} a second, {each_ms:.2f} ms of work each")
     await store.close()
+    return len(swept.deleted)
+
+
+async def sweep_by_manager(url: str) -> int:
+    """Sweep as a program does that has no session loaded."""
+    async with AsyncSessionManager(url, engine=EchoEngine(), placement=InProcess()) as manager:
+        return len((await manager.sweep()).deleted)
+
+
+def measure(target: Target, sessions: int, *, by_manager: bool) -> None:
+    asyncio.run(fill(target.url, sessions))
+    floor_s = 0.0
+    if target.copy:
+        url = target.copy()
+        measurement = Measurement(target)
+        floor_s = measurement.print("plain SQL", sessions, delete_by_sql(url))
+    measurement = Measurement(target)
+    deleted = asyncio.run((sweep_by_manager if by_manager else sweep_store)(target.url))
+    took_s = measurement.print("manager.sweep" if by_manager else "sweep", sessions, deleted)
+    if floor_s:
+        print(f"the sweep takes {took_s / floor_s:.2f} times as much CPU as plain SQL")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", choices=["sqlite", "postgresql", "redis"])
     parser.add_argument("--sessions", type=int, default=2000)
+    parser.add_argument("--manager", action="store_true", help="sweep by a manager, and not as the command line does")
     options = parser.parse_args()
-    with store_of(options.store) as url:
-        asyncio.run(measure(url, options.sessions))
+    with store_of(options.store) as target:
+        measure(target, options.sessions, by_manager=options.manager)
 
 
 if __name__ == "__main__":

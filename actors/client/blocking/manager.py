@@ -16,7 +16,7 @@ from typing import Any, Literal, Self, Unpack
 
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.blocking.execution import ExecutionHandle
-from turnwise.actors.client.blocking.expiry import sweep
+from turnwise.actors.client.blocking.expiry import SweepSchedule, sweep
 from turnwise.actors.client.blocking.files import Files, collect_files, with_bytes_of
 from turnwise.actors.client.blocking.forgetting import clear, forget
 from turnwise.actors.client.blocking.importing import read_conversation, send_conversation
@@ -236,6 +236,11 @@ class SessionManager:
                 encryption=encryption,
             ),
         )
+        self._sweeps = SweepSchedule(
+            self._client,
+            None if read_only or not self._client.has_engine else self._config.sweep_every_s,
+            Path(self._config.sweep_archive) if self._config.sweep_archive else None,
+        )
         self._subscriptions: Any = []
         """Those to close with the manager."""
         self._connect_runtime = partial(self._client.runtime.connect, (store, history_store), working_memory)
@@ -314,7 +319,8 @@ class SessionManager:
             agent: the agent to which the session belongs; if omitted, a session of any agent.
             metadata: a JSON object; see `SessionConfig.max_metadata_bytes`.
             memory: the default use of long-term memory by the session's runs; see `Session.run`.
-            ttl_s: how many seconds after the session's last commit a `sweep` may delete it; never if None.
+            ttl_s: how many seconds after the session's last commit it expires, so that a `sweep` deletes it; never if
+                None. From then on this manager sweeps by itself: see `SessionConfig.sweep_every_s`.
             model: the default model of the session's runs; the engine's own if None.
             params: the default model parameters of the session's runs; see `Session.run`.
             engine: the name of the engine of the session's runs, if the manager has several; its first if None. It is
@@ -367,6 +373,8 @@ class SessionManager:
         return self._session(session)
 
     def _session(self, record: SessionRecord, as_user: str | None = None) -> Session:
+        if record.ttl_s is not None:
+            self._sweeps.begin()
         return Session(self._client, SessionRef.of(record, as_user), record.agent)
 
     def _create(self, fresh: SessionRecord) -> tuple[SessionRecord, bool]:
@@ -1145,7 +1153,8 @@ class SessionManager:
         """Delete sessions that have expired (see `ttl_s`) and have no active run; return which were deleted or kept.
 
         Each commit to a session restarts its `ttl_s`, and so does `Session.refresh`. A session that is used during the
-        sweep is kept. Sweeps may be repeated and may run concurrently. Nothing is swept automatically.
+        sweep is kept. Sweeps may be repeated and may run concurrently. Where sessions have a `ttl_s`, this also happens
+        by itself: see `SessionConfig.sweep_every_s`, and set `sweep_archive` if sessions must be exported first.
 
         Args:
             archive: a folder to which each session is exported before it is deleted: one unencrypted file per session,
@@ -1230,6 +1239,7 @@ class SessionManager:
         """Close the store and all subscriptions. Sessions and their runs continue. Closing twice is fine."""
         for subscription in self._subscriptions:
             subscription.close()
+        self._sweeps.close()
         self._once.close()
         steps.run(self._client.portal, self._client.close)
         self._client.portal.close()

@@ -17,7 +17,7 @@ from turnwise.errors import (
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
 from turnwise.memory.deliveries.schedules import Schedule
-from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.base import SessionStore, SweepClaims
 from turnwise.memory.stores.conformance.fixtures import (
     ADDRESSED_DELIVERY,
     FULL_DELIVERY,
@@ -389,6 +389,21 @@ async def check_one_holder_has_the_lease_until_it_ends(store: SessionStore, othe
     await asyncio.sleep(0.1)
     equal((await store.lease_deliveries(rival, None)).holder, "", "the holder, after the lease has ended")
     equal((await store.lease_deliveries(holder, 1.0)).holder, holder, "the holder, after the lease has ended")
+
+
+@_law
+async def check_one_caller_has_each_sweep(store: SessionStore, other: SessionStore) -> None:
+    """None has the first one before its time; of many that ask at once, one has it; a shorter interval counts."""
+    if not isinstance(store, SweepClaims) or not isinstance(other, SweepClaims):
+        return
+    equal(round(await store.claim_sweep(3600.0)), 3600, "seconds until the first sweep")
+    every_s = 0.05
+    left_s = await other.claim_sweep(every_s)
+    equal(0.0 < left_s <= every_s, True, f"whether {left_s} s are left of a shorter interval")
+    await asyncio.sleep(0.1)
+    answers = await asyncio.gather(*((store, other)[index % 2].claim_sweep(3600.0) for index in range(8)))
+    equal(sorted(map(round, answers)), [0, *[3600] * 7], "seconds until the sweep, of callers at once")
+    equal(round(await other.claim_sweep(7200.0)), 3600, "seconds until the sweep after that")
 
 
 @_law

@@ -13,7 +13,14 @@ from turnwise.memory.conversation.runs import RunState
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.stores.base import NO_CALLER, Page, SessionOrder, SessionStore, UnchangedDeletion
+from turnwise.memory.stores.base import (
+    NO_CALLER,
+    Page,
+    SessionOrder,
+    SessionStore,
+    UnchangedDeletion,
+    deletes_unchanged,
+)
 from turnwise.memory.stores.conformance.fixtures import IDS, Owner, a_run, a_session, a_turn, an_event, held, own
 from turnwise.memory.stores.conformance.laws import Law, collector, equal, refuses
 from turnwise.memory.values.frozen_json import freeze
@@ -367,7 +374,7 @@ async def check_expired_sessions_are_listed(store: SessionStore) -> None:
 @_law
 async def check_sessions_that_nobody_uses_are_deleted_together(store: SessionStore) -> None:
     """Of those that were read, all but used, busy and calling ones, and agents, go with what is theirs alone."""
-    if not isinstance(store, UnchangedDeletion):
+    if not (isinstance(store, UnchangedDeletion) and deletes_unchanged(store)):
         return
     owners = {name: await own(store, name) for name in ("plain", "forked", "used", "taken", "busy", "caller")}
     first = {name: Span(owner.session.log, 0, 1) for name, owner in owners.items()}

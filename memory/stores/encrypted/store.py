@@ -26,7 +26,17 @@ from turnwise.memory.files.index import file_index, keeps_files
 from turnwise.memory.files.records import FileLimits, FileRecord
 from turnwise.memory.quotas.records import Quota, QuotaCount, QuotaCounters
 from turnwise.memory.quotas.tenants import Tenant
-from turnwise.memory.stores.base import Activation, Commit, DeliveryLease, Page, SessionOrder, SessionStore
+from turnwise.memory.stores.base import (
+    Activation,
+    Commit,
+    DeliveryLease,
+    Page,
+    SessionOrder,
+    SessionStore,
+    claim_sweep,
+    delete_unchanged,
+    deletes_unchanged,
+)
 from turnwise.memory.stores.encrypted.keys import KeyRing, Unsealing
 from turnwise.memory.stores.encrypted.records import (
     block_place,
@@ -69,9 +79,9 @@ class EncryptedStore(Shared):
     CorruptRecordError. Somebody who can write to the store can still remove rows, change readable fields, or restore an
     older state of a row.
 
-    All methods except `delete`, `count`, `usage` and `unsettled` also raise `KeyMissingError` for a user without a key,
-    `WrongKeyError`, and `NotEncryptedError` for data that was stored without encryption. `query` and `expired` also
-    list sessions of users without a key, with encrypted metadata, so that they can be deleted.
+    All methods except `delete`, `delete_unchanged`, `count`, `usage` and `unsettled` also raise `KeyMissingError` for a
+    user without a key, `WrongKeyError`, and `NotEncryptedError` for data that was stored without encryption. `query`
+    and `expired` also list sessions of users without a key, with encrypted metadata, so that they can be deleted.
 
     Raises:
         ConfigError: `cryptography` is not installed.
@@ -271,6 +281,19 @@ class EncryptedStore(Shared):
 
     async def lease_deliveries(self, holder: str, ttl_s: float | None) -> DeliveryLease:
         return await self._inner.lease_deliveries(holder, ttl_s)
+
+    @property
+    def deletes_unchanged(self) -> bool:
+        """Whether the store that it wraps is an `UnchangedDeletion`."""
+        return deletes_unchanged(self._inner)
+
+    async def delete_unchanged(self, sessions: Sequence[SessionRecord]) -> Sequence[SessionKey]:
+        """See `UnchangedDeletion`. What is compared and deleted is not encrypted, so no key is needed."""
+        return await delete_unchanged(self._inner, sessions)
+
+    async def claim_sweep(self, every_s: float) -> float:
+        """See `SweepClaims`."""
+        return await claim_sweep(self._inner, every_s)
 
     async def webhooks(self) -> list[WebhookRecord]:
         texts = self._texts()

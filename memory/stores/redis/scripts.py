@@ -16,7 +16,7 @@ numbers of sessions; only the hash tag is declared in KEYS.
     expiring   sorted  members of sessions that expire, by time of expiry
     deliveries hash    id of a delivery -> number of its session, revision, JSON
     due        sorted  ids of deliveries, by the time at which they are due
-    lease      hash    holder and end of the lease of the deliveries
+    lease      hash    holder and end of the lease of the deliveries; when the next sweep is due
     webhooks   hash    id of a webhook -> revision, JSON
     quotas     hash    id of a quota -> JSON
     counters   sorted  ids of the quotas that have counters

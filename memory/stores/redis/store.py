@@ -437,6 +437,11 @@ class RedisStore(RedisDatabase):
             next_due_at=float(next_due_at) if next_due_at else None,
         )
 
+    async def claim_sweep(self, every_s: float) -> float:
+        """See `SweepClaims`."""
+        (left_s,) = await self._do("claim_sweep", [repr(float(every_s))])
+        return float(left_s)
+
     async def webhooks(self) -> list[WebhookRecord]:
         (rows,) = await self._do("webhooks", [], again=True)
         webhooks = [decode_record(WebhookRecord, f"{self._base}:webhooks", text) for text in rows]

@@ -331,6 +331,20 @@ end
 return {'', holder, ends, time, redis.call('ZRANGE', due, 0, 0, 'WITHSCORES')[2] or ''}
 """
 
+_CLAIM_SWEEP = r"""
+local every, lease, time = tonumber(take()), base .. ':lease', tonumber(now())
+local wrong = wrong_key({lease}, {})
+if wrong then return wrong end
+local due_at = tonumber(redis.call('HGET', lease, 'sweep_at') or '')
+local left, next_at = 0, time + every
+if not due_at or due_at > time then
+  next_at = math.min(due_at or next_at, next_at)
+  left = next_at - time
+end
+redis.call('HSET', lease, 'sweep_at', string.format('%.6f', next_at))
+return {'', string.format('%.6f', left)}
+"""
+
 _CHANGE_WEBHOOK = r"""
 local id, before, after, text, webhooks = take(), take(), take(), take(), base .. ':webhooks'
 local wrong = wrong_key({webhooks}, {})
@@ -409,6 +423,7 @@ WRITES = {
         "change_delivery": _CHANGE_DELIVERY,
         "forget_in_ledger": _FORGET_IN_LEDGER,
         "lease": _LEASE,
+        "claim_sweep": _CLAIM_SWEEP,
         "change_webhook": _CHANGE_WEBHOOK,
         "set_quota": _SET_QUOTA,
         "remove_quota": _REMOVE_QUOTA,

@@ -68,6 +68,7 @@ from turnwise.memory.stores.base import (
     cursor_of,
     due_cursor_of,
     new_jump,
+    next_sweep,
     parse_cursor,
     parse_due_cursor,
 )
@@ -132,6 +133,9 @@ _LEASE = "deliveries"
 """The name of the note that has the lease of the store's deliveries: when it ends, and its holder."""
 
 _NO_LEASE = "0 "
+
+_SWEEP = "sweep"
+"""The name of the note that has the time at which the next sweep of expired sessions is due; empty at first."""
 
 _WEBHOOKS = "webhooks"
 """The name of the note that has the store's webhooks, as JSON by id: they are few, and a table would take two pages."""
@@ -720,6 +724,18 @@ class SQLStore(SecureDeleteDatabase):
 
         (deleted,) = await self._erase(work)
         return deleted
+
+    async def claim_sweep(self, every_s: float) -> float:
+        """See `SweepClaims`."""
+
+        def claim(connection: sa.Connection) -> float:
+            note = self._locked_note(connection, _SWEEP, "")
+            now = _time(self._sql.now(connection, {}).scalar_one())
+            left_s, next_at = next_sweep(float(note) if note else None, now, every_s)
+            self._note(connection, _SWEEP, repr(next_at))
+            return left_s
+
+        return await self._write_grouped(claim)
 
     async def reserve_object(self, object_id: str, user_id: str) -> None:
         def reserve(connection: sa.Connection) -> None:

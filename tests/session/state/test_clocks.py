@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, Self
 
 import pytest
 
@@ -75,8 +75,12 @@ class NoProcesses:
     def open_history(self) -> None:
         return None
 
-    def is_live(self, session_id: str) -> bool:
-        return False
+    @property
+    def processes(self) -> Self:
+        return self
+
+    async def loaded(self, keys: Collection[SessionKey]) -> Collection[SessionKey]:
+        return []
 
     def drop(self, session_id: str) -> None:
         """It holds no blocks."""

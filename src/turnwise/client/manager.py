@@ -99,9 +99,10 @@ class AsyncRemoteManager:
     operator's or the service has no authentication. If nobody is named, requests are those of the token's user; `list`,
     `count`, `runs` and `schedules` are then about all users if the token is an operator's.
 
-    A request that was not sent is sent again for `retry_s` seconds, and so is one whose answer was lost, where that
-    does the same as sending it once: reads, starts of runs, cancels of runs, decisions. For others, ServiceAwayError
-    says with its `word` what is known: "unsent", or "unknown" if it may have been carried out.
+    A request that was not sent, or whose answer was lost, is sent again for `retry_s` seconds. It is carried out once:
+    the process of the service that has done so repeats its answer. Another process carries a request out only if doing
+    it twice does the same as once. Otherwise ServiceAwayError says with its `word` what is known: "unsent", or
+    "unknown" if the request may have been carried out.
 
     Args:
         url: that of the service, or where it is mounted: `https://chat.example.com`.
@@ -234,7 +235,7 @@ class AsyncRemoteManager:
     ) -> AsyncRemoteExecutionHandle:
         """Start a run without a history and without memories, of which the service's store keeps nothing.
 
-        See `SessionManager.run_once`. If the answer is lost, ServiceAwayError says that a run may have been started.
+        See `SessionManager.run_once`.
         """
         body, headers = run_body("*", prompts, options, names=("if_busy",))
         if options.get("idempotency_key") is not None:
@@ -631,7 +632,9 @@ class AsyncRemoteManager:
     async def forget(self, user_id: str, *, verify: bool = True) -> Forgotten:
         """Delete a user's sessions, webhooks and what the service's memories keep; return what was removed.
 
-        See `SessionManager.forget`. May be repeated, and must be if it fails halfway.
+        See `SessionManager.forget`. May be repeated, and must be if it fails halfway. If the process of the service that
+        has carried it out has ended before its answer arrived, another one carries it out again: the report then names
+        only what was left.
         """
         whose = self._whose(user_id)
         return forgotten_of(await self._ask("DELETE", "user", whose=whose, query={"verify": verify}))
@@ -649,8 +652,8 @@ class AsyncRemoteManager:
         """Clear all of a user's sessions, those of agents included. See `SessionManager.clear`.
 
         Raises:
-            ServiceAwayError: if its `word` is "unknown", sessions may have been cleared. A second call would also
-                remove what was said meanwhile, so look at them first.
+            ServiceAwayError: if its `word` is "unknown", sessions may have been cleared. Another call would also remove
+                what was said meanwhile, so look at them first.
         """
         body = {"keep_last": keep_last, "memory": memory, "verify": verify}
         options: dict[str, Any] = {"body": body, "query": {"agent": agent}, "is_repeatable": False}

@@ -28,10 +28,12 @@ from turnwise.http.native.webhook_models import (
     WebhookShown,
 )
 from turnwise.http.problems import documented
+from turnwise.http.repeats import RepeatableRoute
 from turnwise.http.service import MAX_WEBHOOKS_PER_USER, Caller, RequestCaller
 from turnwise.memory.deliveries.webhooks import repeatable_webhook_id
 
 router = APIRouter(
+    route_class=RepeatableRoute,
     prefix="/v1",
     tags=["webhooks"],
     generate_unique_id_function=lambda route: route.name,

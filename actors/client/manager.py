@@ -812,16 +812,7 @@ class AsyncSessionManager:
         )
         return runs
 
-    @checked(
-        on_event=Sink,
-        session_id=SessionId | None,
-        user_id=UserId | None,
-        agent=AgentName | None,
-        kinds=StoredKinds | None,
-        labels=Labels | None,
-        cursor=Text | None,
-        if_raises=IfRaises,
-    )
+    @checked(on_event=Sink, if_raises=IfRaises)
     async def subscribe(
         self,
         on_event: EventSink,
@@ -856,20 +847,43 @@ class AsyncSessionManager:
         Raises:
             SessionNotFoundError: there is no such session, or it belongs to another user.
         """
+        names = {"session_id": session_id, "user_id": user_id, "agent": agent}
+        feed = await self._event_feed(**names, kinds=kinds, labels=labels, cursor=cursor)
+        subscription = AsyncSubscription(feed, on_event, if_raises)
+        self._subscriptions.append(subscription)
+        return subscription
+
+    @checked(
+        session_id=SessionId | None,
+        user_id=UserId | None,
+        agent=AgentName | None,
+        kinds=StoredKinds | None,
+        labels=Labels | None,
+        cursor=Text | None,
+    )
+    async def _event_feed(
+        self,
+        *,
+        session_id: str | None,
+        user_id: str | None,
+        agent: str | None,
+        kinds: Sequence[str] | None,
+        labels: Mapping[str, str] | None,
+        cursor: str | None,
+    ) -> AsyncEventFeed:
+        """Return what a subscription hands out: see `subscribe`. The service streams it to clients."""
         await self._start.done()
         session = None if session_id is None else await self._store.get(session_id, user_id or DEFAULT_USER)
         if session and agent not in (None, session.agent):
             raise SessionOwnerError(session.session_id, agent)
-        query, key, now = (
+        return AsyncEventFeed(
+            self._client,
             {"user_id": user_id, "agent": agent},
-            session.key if session else None,
-            await self._store.now(),
+            session=session.key if session else None,
+            only=event_filter(kinds, labels),
+            start_time=await self._store.now(),
+            cursor=cursor,
         )
-        only = event_filter(kinds, labels)
-        feed = AsyncEventFeed(self._client, query, session=key, only=only, start_time=now, cursor=cursor)
-        subscription = AsyncSubscription(feed, on_event, if_raises)
-        self._subscriptions.append(subscription)
-        return subscription
 
     @checked(
         url=Text,

@@ -816,16 +816,7 @@ class SessionManager:
         )
         return runs
 
-    @checked(
-        on_event=Sink,
-        session_id=SessionId | None,
-        user_id=UserId | None,
-        agent=AgentName | None,
-        kinds=StoredKinds | None,
-        labels=Labels | None,
-        cursor=Text | None,
-        if_raises=IfRaises,
-    )
+    @checked(on_event=Sink, if_raises=IfRaises)
     def subscribe(
         self,
         on_event: EventSink,
@@ -860,20 +851,43 @@ class SessionManager:
         Raises:
             SessionNotFoundError: there is no such session, or it belongs to another user.
         """
+        names = {"session_id": session_id, "user_id": user_id, "agent": agent}
+        feed = self._event_feed(**names, kinds=kinds, labels=labels, cursor=cursor)
+        subscription = Subscription(feed, on_event, if_raises)
+        self._subscriptions.append(subscription)
+        return subscription
+
+    @checked(
+        session_id=SessionId | None,
+        user_id=UserId | None,
+        agent=AgentName | None,
+        kinds=StoredKinds | None,
+        labels=Labels | None,
+        cursor=Text | None,
+    )
+    def _event_feed(
+        self,
+        *,
+        session_id: str | None,
+        user_id: str | None,
+        agent: str | None,
+        kinds: Sequence[str] | None,
+        labels: Mapping[str, str] | None,
+        cursor: str | None,
+    ) -> EventFeed:
+        """Return what a subscription hands out: see `subscribe`. The service streams it to clients."""
         self._start.done()
         session = None if session_id is None else self._store.get(session_id, user_id or DEFAULT_USER)
         if session and agent not in (None, session.agent):
             raise SessionOwnerError(session.session_id, agent)
-        query, key, now = (
+        return EventFeed(
+            self._client,
             {"user_id": user_id, "agent": agent},
-            session.key if session else None,
-            self._store.now(),
+            session=session.key if session else None,
+            only=event_filter(kinds, labels),
+            start_time=self._store.now(),
+            cursor=cursor,
         )
-        only = event_filter(kinds, labels)
-        feed = EventFeed(self._client, query, session=key, only=only, start_time=now, cursor=cursor)
-        subscription = Subscription(feed, on_event, if_raises)
-        self._subscriptions.append(subscription)
-        return subscription
 
     @checked(
         url=Text,

@@ -201,13 +201,31 @@ class AsyncConnection:
 
     async def _stream(self, path: str, after: int, whose: Whose) -> AsyncIterator[AnyEvent]:
         """Yield events until the stream ends or is cut; none of another answer than a stream."""
+        request = Request(method="GET", path=path, headers={"Last-Event-ID": str(after)})
+        async for fields in self.stream(request, whose):
+            yield read_event(fields[b"data"])
+
+    async def stream(
+        self, request: Request, whose: Whose, *, on_open: Callable[[httpx2.Response], None] = lambda response: None
+    ) -> AsyncIterator[Mapping[bytes, bytes]]:
+        """Yield the events of a stream, each as its fields, until the stream ends or is cut; see `ask`.
+
+        If the service has no room for it now, or something on the way lets no stream through, there are none.
+
+        Args:
+            on_open: called when the answer begins.
+        """
         self._check_open()
-        headers = await self._headers(whose, {"Accept": STREAM, "Last-Event-ID": str(after)})
-        timeout = httpx2.Timeout(SILENT_S, connect=CONNECT_S, pool=CONNECT_S)
-        options: dict[str, Any] = {"headers": headers, "params": _parameters({}, whose), "timeout": timeout}
+        options: dict[str, Any] = {
+            "headers": await self._headers(whose, {"Accept": STREAM, **request.headers}),
+            "params": _parameters(request.query, whose),
+            "timeout": httpx2.Timeout(SILENT_S, connect=CONNECT_S, pool=CONNECT_S),
+            "json": request.body,
+        }
         rest = b""
         try:
-            async with self._http.stream("GET", self.url + path, **options) as response:
+            async with self._http.stream(request.method, self.url + request.path, **options) as response:
+                on_open(response)
                 if not response.is_success:
                     error = self._error(response.status_code, await response.aread())
                     if _is_passing(error):
@@ -222,7 +240,7 @@ class AsyncConnection:
                             problem = json.loads(fields[b"data"])
                             raise error_of(self.url, int(problem.get("status", 500)), problem)
                         if b"data" in fields:
-                            yield read_event(fields[b"data"])
+                            yield fields
         except httpx2.RequestError as error:
             _log.info("a stream of events of %s was cut: %s", self.url, type(error).__name__)
 

@@ -29,6 +29,8 @@ from turnwise.http.middleware.size_limits import SizeLimits, refused
 from turnwise.http.middleware.tracing import TraceContext
 from turnwise.http.middleware.uploads import MULTIPART_BYTES, BodyLimits
 from turnwise.http.native import (
+    cluster,
+    events,
     files as native_files,
     marks,
     members,
@@ -117,6 +119,8 @@ def create_app(
     app.include_router(marks.router)
     app.include_router(native_files.router)
     app.include_router(members.router)
+    app.include_router(events.router)
+    app.include_router(cluster.router)
     app.include_router(ui.router)
     if find_spec("ag_ui"):  # an extra of its own
         app.include_router(import_module("turnwise.http.front_ends.ag_ui").router)

@@ -33,6 +33,7 @@ class Cuts(httpx2.BaseTransport):
     def __init__(self) -> None:
         self._inner: httpx2.BaseTransport | None = None
         self._fates: Iterator[Fate] = iter(())
+        self._path: str | None = None
         self.requests: list[str] = []
         """Those since `then` was called."""
 
@@ -41,7 +42,7 @@ class Cuts(httpx2.BaseTransport):
         self._inner = inner
         return self
 
-    def then(self, *fates: Fate, always: Fate = None) -> None:
+    def then(self, *fates: Fate, always: Fate = None, path: str | None = None) -> None:
         """Say what becomes of the next requests.
 
         `unsent`: the service does not get it. `lost`: its answer is lost. `elsewhere`: another process of the service
@@ -51,12 +52,14 @@ class Cuts(httpx2.BaseTransport):
 
         Args:
             always: what becomes of the requests after these.
+            path: only that of the requests to this path; others are answered.
         """
+        self._path = path
         self._fates = itertools.chain(fates, itertools.repeat(always))
         self.requests = []
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        fate = next(self._fates, None)
+        fate = next(self._fates, None) if self._path in (None, request.url.path) else None
         self.requests.append(f"{request.method} {request.url.path}")
         if fate == "unsent":
             raise httpx2.ConnectError("refused")

@@ -10,9 +10,10 @@ from typing import Any
 import httpx2
 import pytest
 
+from patience import within
 from servers.over_http import over_http
 from turnwise import EchoEngine, external_tool
-from turnwise.errors import CallNotFoundError, InvalidInputError, NoActiveRunError, NoMemoryError
+from turnwise.errors import CallNotFoundError, ConfigError, InvalidInputError, NoActiveRunError, NoMemoryError
 from turnwise.memories import LexicalMemory, WorkingMemory
 from turnwise.memory.conversation.blocks import Summary, Text
 from turnwise.memory.conversation.spans import Span
@@ -108,6 +109,7 @@ def use_each_verb(
         assert manager.count(user_id="ann") == 2 and manager.runs(user_id="ann", labels={"k": "v"}).items
         assert manager.usage(by=["user", "model"]).rows and manager.execution(run.run_id, user_id="ann").is_done()
         assert manager.search("ann", "hello").items
+        use_operators_verbs(manager)
         once = manager.run_once("hello", metadata={"a": 1})
         assert once.wait().text == "hello"
         manager.check_store()
@@ -116,6 +118,17 @@ def use_each_verb(
         chat.end()
         chat.delete()
         assert manager.forget("ann").sessions == 1
+
+
+def use_operators_verbs(manager: Any) -> None:
+    events: list[Any] = []
+    with manager.subscribe(events.append, kinds=["run_failed", "custom"], labels={"x": "y"}) as subscription:
+        manager.get("a/b", user_id="ann").add_event("mine", labels={"x": "y"})
+        within(30.0)(lambda: events)
+    assert subscription.cursor and events[0].name == "mine"
+    assert manager.sweep().deleted == () and manager.hosts()[0].load.sessions
+    with pytest.raises(ConfigError, match="no nodes"):
+        manager.drain("a-node", timeout_s=0.0)
 
 
 def use_memory(chat: Any) -> None:

@@ -131,6 +131,16 @@ from turnwise.memory.values.ids import new_id
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
 
+_EVENT_FILTERS: Mapping[str, Any] = {
+    "session_id": SessionId | None,
+    "user_id": UserId | None,
+    "agent": AgentName | None,
+    "kinds": StoredKinds | None,
+    "labels": Labels | None,
+    "cursor": Text | None,
+}
+"""The arguments that say which events a subscription hands out, with their types."""
+
 
 class AsyncSessionManager:
     """`SessionManager` with coroutine methods. Use it on one event loop.
@@ -812,7 +822,7 @@ class AsyncSessionManager:
         )
         return runs
 
-    @checked(on_event=Sink, if_raises=IfRaises)
+    @checked(on_event=Sink, if_raises=IfRaises, **_EVENT_FILTERS)
     async def subscribe(
         self,
         on_event: EventSink,
@@ -853,14 +863,7 @@ class AsyncSessionManager:
         self._subscriptions.append(subscription)
         return subscription
 
-    @checked(
-        session_id=SessionId | None,
-        user_id=UserId | None,
-        agent=AgentName | None,
-        kinds=StoredKinds | None,
-        labels=Labels | None,
-        cursor=Text | None,
-    )
+    @checked(**_EVENT_FILTERS)
     async def _event_feed(
         self,
         *,

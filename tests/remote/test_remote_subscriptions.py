@@ -25,7 +25,7 @@ from turnwise.memory.conversation.events import AnyEvent
 
 until = within(30.0)
 
-TOKENS = {"the-token-of-ann": "ann", "the-token-of-root": Identity("root", is_operator=True)}
+TOKENS: dict[str, str | Identity] = {"the-token-of-ann": "ann", "the-token-of-root": Identity("root", is_operator=True)}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def seqs(events: list[AnyEvent], session_id: str) -> list[int]:
     return [event.seq for event in events if event.session_id == session_id]
 
 
-def stored(manager: SessionManager, session_id: str, user_id: str = "ann") -> list[int]:
+def stored(manager: SessionManager | RemoteManager, session_id: str, user_id: str = "ann") -> list[int]:
     return [event.seq for event in manager.get(session_id, user_id=user_id).events() if not event.live]
 
 
@@ -90,7 +90,7 @@ def test_what_cannot_be_subscribed_to_is_refused_at_once(service: Any) -> None:
             ann.subscribe(print, session_id="refused", agent="another")
         for wrong in ({"cursor": "no cursor"}, {"kinds": ["no kind"]}, {"labels": {"a": 1}}, {"if_raises": "perhaps"}):
             with pytest.raises(InvalidInputError):
-                ann.subscribe(print, **wrong)  # type: ignore[arg-type]
+                ann.subscribe(print, **wrong)
 
 
 @pytest.mark.usefixtures("quick")
@@ -208,7 +208,8 @@ def test_an_operator_sweeps_and_sees_processes(tmp_path: Path) -> None:
         (host,) = manager.hosts()
         assert host.is_packed and host.pid and host.load and ("new", "ann") in host.load.recent
         swept = [*manager.sweep().deleted]
-        until(lambda: swept.extend(manager.sweep().deleted) or swept)
+        while not swept:
+            swept += manager.sweep().deleted
         assert swept == [("old", "ann")] and manager.count(user_id="ann") == 1
         with pytest.raises(InvalidInputError, match="without an archive"):
             manager.sweep(tmp_path)

@@ -132,6 +132,16 @@ from turnwise.memory.values.ids import new_id
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
 
+_EVENT_FILTERS: Mapping[str, Any] = {
+    "session_id": SessionId | None,
+    "user_id": UserId | None,
+    "agent": AgentName | None,
+    "kinds": StoredKinds | None,
+    "labels": Labels | None,
+    "cursor": Text | None,
+}
+"""The arguments that say which events a subscription hands out, with their types."""
+
 
 class SessionManager:
     """Opens, finds and lists sessions. Safe to use from many threads.
@@ -816,7 +826,7 @@ class SessionManager:
         )
         return runs
 
-    @checked(on_event=Sink, if_raises=IfRaises)
+    @checked(on_event=Sink, if_raises=IfRaises, **_EVENT_FILTERS)
     def subscribe(
         self,
         on_event: EventSink,
@@ -857,14 +867,7 @@ class SessionManager:
         self._subscriptions.append(subscription)
         return subscription
 
-    @checked(
-        session_id=SessionId | None,
-        user_id=UserId | None,
-        agent=AgentName | None,
-        kinds=StoredKinds | None,
-        labels=Labels | None,
-        cursor=Text | None,
-    )
+    @checked(**_EVENT_FILTERS)
     def _event_feed(
         self,
         *,

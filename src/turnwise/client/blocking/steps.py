@@ -51,25 +51,25 @@ class Listening:
         with self._calling:
             self._response = response
             if self.work.is_stopped():
-                _hang_up(response)
+                self._hang_up(response)
 
     def stop(self) -> None:
         """End the work; return when the call that is running has returned, and none will begin."""
         self.work.stop()
         with self._calling:
             if self._response is not None:
-                _hang_up(self._response)
+                self._hang_up(self._response)
 
-
-def _hang_up(response: httpx2.Response) -> None:
-    """End a response that another thread reads: closing its socket alone would not wake that thread."""
-    stream = response.extensions.get("network_stream")
-    connection = stream.get_extra_info("socket") if stream else None
-    if connection is None:
-        response.close()
-        return
-    with suppress(OSError):  # it was closed
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+    @staticmethod
+    def _hang_up(response: httpx2.Response) -> None:
+        """End a response that another thread reads: closing its socket alone would not wake that thread."""
+        stream = response.extensions.get("network_stream")
+        connection = stream.get_extra_info("socket") if stream else None
+        if connection is None:
+            response.close()
+            return
+        with suppress(OSError):  # it was closed
+            socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def pieces(name: str, data: FileData) -> Iterator[bytes]:

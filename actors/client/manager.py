@@ -945,12 +945,12 @@ class AsyncSessionManager:
 
     @checked(user_id=UserId | None)
     async def webhooks(self, *, user_id: str | None = None) -> Sequence[AsyncWebhook]:
-        """Return the webhooks that are told of a user's sessions alone; without a user, all webhooks. By their ids."""
+        """Return the webhooks that are told of a user's sessions alone, oldest first; without a user, all webhooks."""
         await self._start.done()
         records: Sequence[WebhookRecord] = await self._store.ask("webhooks")
-        return [
-            AsyncWebhook(self._client, self._store, record) for record in records if user_id in (None, record.user_id)
-        ]
+        matching = [record for record in records if user_id in (None, record.user_id)]
+        matching.sort(key=lambda record: (record.created_at, record.webhook_id))
+        return [AsyncWebhook(self._client, self._store, record) for record in matching]
 
     @checked(quota=QuotaArg)
     async def set_quota(self, quota: Quota) -> None:

@@ -949,10 +949,12 @@ class SessionManager:
 
     @checked(user_id=UserId | None)
     def webhooks(self, *, user_id: str | None = None) -> Sequence[Webhook]:
-        """Return the webhooks that are told of a user's sessions alone; without a user, all webhooks. By their ids."""
+        """Return the webhooks that are told of a user's sessions alone, oldest first; without a user, all webhooks."""
         self._start.done()
         records: Sequence[WebhookRecord] = self._store.ask("webhooks")
-        return [Webhook(self._client, self._store, record) for record in records if user_id in (None, record.user_id)]
+        matching = [record for record in records if user_id in (None, record.user_id)]
+        matching.sort(key=lambda record: (record.created_at, record.webhook_id))
+        return [Webhook(self._client, self._store, record) for record in matching]
 
     @checked(quota=QuotaArg)
     def set_quota(self, quota: Quota) -> None:

@@ -583,7 +583,10 @@ class AsyncRemoteManager:
 
     @checked(user_id=UserId | None)
     async def webhooks(self, *, user_id: str | None = None) -> Sequence[AsyncRemoteWebhook]:
-        """Return the webhooks that are told of a user's sessions alone; without a user, all that the token may see."""
+        """Return the webhooks that are told of a user's sessions alone, oldest first.
+
+        Without a user: all that the token may see.
+        """
         records = map(webhook_of, (await self._ask("GET", "webhooks", whose=self._whose(None)))["items"])
         return [
             AsyncRemoteWebhook(self._connection, self._whose(None), record)

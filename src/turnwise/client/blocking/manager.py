@@ -579,7 +579,10 @@ class RemoteManager:
 
     @checked(user_id=UserId | None)
     def webhooks(self, *, user_id: str | None = None) -> Sequence[RemoteWebhook]:
-        """Return the webhooks that are told of a user's sessions alone; without a user, all that the token may see."""
+        """Return the webhooks that are told of a user's sessions alone, oldest first.
+
+        Without a user: all that the token may see.
+        """
         records = map(webhook_of, (self._ask("GET", "webhooks", whose=self._whose(None)))["items"])
         return [
             RemoteWebhook(self._connection, self._whose(None), record)

@@ -101,7 +101,7 @@ async def _check_room(caller: Caller, user_id: str, idempotency_key: str | None)
         raise TooManyWebhooksError(user_id, MAX_WEBHOOKS_PER_USER, most)
 
 
-@router.get("/webhooks", summary="List webhooks, by their ids")
+@router.get("/webhooks", summary="List webhooks, oldest first")
 async def list_webhooks(caller: RequestCaller) -> Webhooks:
     """Operators get all; others those that are told of their sessions alone."""
     return Webhooks.of(await caller.manager.webhooks(user_id=caller.service.webhook_user(caller.identity)))

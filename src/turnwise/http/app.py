@@ -109,25 +109,15 @@ def create_app(
     )
     app.state.service = service
     problems.install(app)
-    for router in (health.router, sessions.router, runs.router, memories.router, models.router, chat.router):
-        app.include_router(router)
-    app.include_router(schedules.router)
-    app.include_router(usage.router)
-    app.include_router(quotas.router)
-    app.include_router(tenants.router)
-    app.include_router(webhooks.router)
-    app.include_router(marks.router)
-    app.include_router(native_files.router)
-    app.include_router(members.router)
-    app.include_router(events.router)
-    app.include_router(cluster.router)
-    app.include_router(ui.router)
+    routers = [health.router, sessions.router, runs.router, memories.router, models.router, chat.router]
+    routers += [schedules.router, usage.router, quotas.router, tenants.router, webhooks.router, marks.router]
+    routers += [native_files.router, members.router, events.router, cluster.router, ui.router]
     if find_spec("ag_ui"):  # an extra of its own
-        app.include_router(import_module("turnwise.http.front_ends.ag_ui").router)
-    app.include_router(responses.router)
-    app.include_router(conversations.router)
-    app.include_router(openai_files.router)
-    app.include_router(errors.router)  # the last of OpenAI's: it has all of their addresses
+        routers.append(import_module("turnwise.http.front_ends.ag_ui").router)
+    routers += [responses.router, conversations.router, openai_files.router]
+    routers.append(errors.router)  # the last of OpenAI's: it has all of their addresses
+    for router in routers:  # not by `include_router`, which builds each route anew for each app
+        app.router.routes.extend(router.routes)
     limits = service.settings
     app.add_middleware(CountLimits, refused=refused, max_values=limits.max_body_values, max_bytes=limits.max_body_bytes)
     max_file_bytes = manager.config.max_file_bytes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
@@ -19,7 +18,6 @@ from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.client import RemoteManager
 from turnwise.http import HttpSettings, create_app
-from turnwise.http.service import Service
 
 WAIT_S = 60.0
 
@@ -108,20 +106,6 @@ class _Pieces(httpx2.SyncByteStream):
         self._leave()
 
 
-_IDLE: defaultdict[int, list[FastAPI]] = defaultdict(list)
-"""Apps that serve no manager now, by the largest file that they take. An app builds a route at the route's first
-request, which takes long."""
-
-
-def _usual_app(manager: AsyncSessionManager) -> FastAPI:
-    """Return an app without users, with the usual settings."""
-    if not (idle := _IDLE[manager.config.max_file_bytes]):
-        return create_app(manager)
-    app = idle.pop()
-    app.state.service = Service(manager, HttpSettings(), None)
-    return app
-
-
 @contextmanager
 def over_http(
     *store: Any,
@@ -151,16 +135,12 @@ def over_http(
     async def opened() -> tuple[AsyncSessionManager, FastAPI]:
         manager = AsyncSessionManager(*store, **{"placement": InProcess(), **settings})
         await manager.__aenter__()
-        is_usual = auth is None and http is None
-        return manager, _usual_app(manager) if is_usual else create_app(manager, auth=auth, settings=http)
+        return manager, create_app(manager, auth=auth, settings=http)
 
     async def closed(manager: AsyncSessionManager, app: FastAPI) -> None:
-        service: Service = app.state.service
-        service.stop()
-        await service.drained()
+        app.state.service.stop()
+        await app.state.service.drained()
         await manager.close()
-        if service.auth is None and http is None:
-            _IDLE[manager.config.max_file_bytes].append(app)
 
     try:
         manager, app = call(opened())

@@ -498,7 +498,7 @@ class AsyncRemoteSession:
         Raises:
             InvalidInputError: the summary is not from this session.
         """
-        return blocks_of((await self._post("expand", body={"summary": block_body(summary)}))["blocks"])
+        return blocks_of((await self._post("expand", body={"summary": block_body(summary)}, is_read=True))["blocks"])
 
     @checked(title=Title | None, merge=bool)
     async def update(

@@ -103,9 +103,8 @@ class AsyncRemoteSubscription:
 
     async def _read_page(self) -> None:
         """Hand out a page of events: something on the way may let no stream through."""
-        request = Request(
-            method="POST", path=path_of("events"), body=self._body(), query={"wait_s": POLL_S}, wait_s=POLL_S
-        )
+        wait: dict[str, Any] = {"query": {"wait_s": POLL_S}, "wait_s": POLL_S}
+        request = Request(method="POST", path=path_of("events"), body=self._body(), is_read=True, **wait)
         page = (await self._connection.ask(request, self._whose)).data
         for event_id, event in zip(page["ids"], events_of(page["items"]), strict=True):
             if not await self._hand_out(event_id, event):

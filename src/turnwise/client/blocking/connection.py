@@ -110,7 +110,8 @@ class Connection:
             ServiceError: the answer is none of turnwise's.
         """
         trying = _Trying(self.url, 0.0 if request.is_sent_once else self._retry_s)
-        names = {} if request.method == "GET" or KEY in request.headers else {REQUEST_ID: new_id()}
+        has_id = request.method != "GET" and not request.is_read and KEY not in request.headers
+        names = {REQUEST_ID: new_id()} if has_id else {}
         attempts = 0
         while True:
             attempts += 1

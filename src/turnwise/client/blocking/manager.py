@@ -542,7 +542,7 @@ class RemoteManager:
             labels=labels and dict(labels),
             **(self._all(user_id) if session_id is None else {}),
         )
-        begin = self._ask("POST", "events", whose=whose, body={**filters, "cursor": cursor, "limit": 0})
+        begin = self._ask("POST", "events", whose=whose, body={**filters, "cursor": cursor, "limit": 0}, is_read=True)
         place = self._connection, whose, filters, str(begin["cursor"])
         subscription = RemoteSubscription(*place, on_event=on_event, if_raises=if_raises)
         self._subscriptions.append(subscription)

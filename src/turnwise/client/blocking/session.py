@@ -495,7 +495,7 @@ class RemoteSession:
         Raises:
             InvalidInputError: the summary is not from this session.
         """
-        return blocks_of((self._post("expand", body={"summary": block_body(summary)}))["blocks"])
+        return blocks_of((self._post("expand", body={"summary": block_body(summary)}, is_read=True))["blocks"])
 
     @checked(title=Title | None, merge=bool)
     def update(

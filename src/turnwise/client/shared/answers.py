@@ -56,6 +56,8 @@ class Request:
     headers: Mapping[str, str] = field(default_factory=dict)
     content: Callable[[], Any] | None = None
     """Returns the bytes to send instead of `body`, as often as the request is sent."""
+    is_read: bool = False
+    """Whether it changes nothing, so that the service need not remember its answer; a GET never does."""
     is_sent_once: bool = False
     """Whether its content can be read once only, so that it is never sent again."""
     is_repeatable: bool = True

@@ -14,14 +14,12 @@ from turnwise.actors.client.subscriptions import LOAD, POLL_S, AsyncEventFeed
 from turnwise.http.native.models import EventsBehind, FollowEvents
 from turnwise.http.native.sessions import NOT_FOUND, Streams, Wait, users_of
 from turnwise.http.problems import documented
-from turnwise.http.repeats import RepeatableRoute
 from turnwise.http.service import Caller, RequestCaller
 from turnwise.http.sse import STREAMS, EventStream, encode, wait_for
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.growing_pauses import GrowingPauses
 
 router = APIRouter(
-    route_class=RepeatableRoute,
     prefix="/v1",
     tags=["events"],
     generate_unique_id_function=lambda route: route.name,

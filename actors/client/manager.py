@@ -131,6 +131,16 @@ from turnwise.memory.values.ids import new_id
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
 
+_EVENT_FILTERS: Mapping[str, Any] = {
+    "session_id": SessionId | None,
+    "user_id": UserId | None,
+    "agent": AgentName | None,
+    "kinds": StoredKinds | None,
+    "labels": Labels | None,
+    "cursor": Text | None,
+}
+"""The arguments that say which events a subscription hands out, with their types."""
+
 
 class AsyncSessionManager:
     """`SessionManager` with coroutine methods. Use it on one event loop.
@@ -820,16 +830,7 @@ class AsyncSessionManager:
         )
         return runs
 
-    @checked(
-        on_event=Sink,
-        session_id=SessionId | None,
-        user_id=UserId | None,
-        agent=AgentName | None,
-        kinds=StoredKinds | None,
-        labels=Labels | None,
-        cursor=Text | None,
-        if_raises=IfRaises,
-    )
+    @checked(on_event=Sink, if_raises=IfRaises, **_EVENT_FILTERS)
     async def subscribe(
         self,
         on_event: EventSink,
@@ -864,20 +865,36 @@ class AsyncSessionManager:
         Raises:
             SessionNotFoundError: there is no such session, or it belongs to another user.
         """
+        names = {"session_id": session_id, "user_id": user_id, "agent": agent}
+        feed = await self._event_feed(**names, kinds=kinds, labels=labels, cursor=cursor)
+        subscription = AsyncSubscription(feed, on_event, if_raises)
+        self._subscriptions.append(subscription)
+        return subscription
+
+    @checked(**_EVENT_FILTERS)
+    async def _event_feed(
+        self,
+        *,
+        session_id: str | None,
+        user_id: str | None,
+        agent: str | None,
+        kinds: Sequence[str] | None,
+        labels: Mapping[str, str] | None,
+        cursor: str | None,
+    ) -> AsyncEventFeed:
+        """Return what a subscription hands out: see `subscribe`. The service streams it to clients."""
         await self._start.done()
         session = None if session_id is None else await self._store.get(session_id, user_id or DEFAULT_USER)
         if session and agent not in (None, session.agent):
             raise SessionOwnerError(session.session_id, agent)
-        query, key, now = (
+        return AsyncEventFeed(
+            self._client,
             {"user_id": user_id, "agent": agent},
-            session.key if session else None,
-            await self._store.now(),
+            session=session.key if session else None,
+            only=event_filter(kinds, labels),
+            start_time=await self._store.now(),
+            cursor=cursor,
         )
-        only = event_filter(kinds, labels)
-        feed = AsyncEventFeed(self._client, query, session=key, only=only, start_time=now, cursor=cursor)
-        subscription = AsyncSubscription(feed, on_event, if_raises)
-        self._subscriptions.append(subscription)
-        return subscription
 
     @checked(
         url=Text,
@@ -936,12 +953,12 @@ class AsyncSessionManager:
 
     @checked(user_id=UserId | None)
     async def webhooks(self, *, user_id: str | None = None) -> Sequence[AsyncWebhook]:
-        """Return the webhooks that are told of a user's sessions alone; without a user, all webhooks. By their ids."""
+        """Return the webhooks that are told of a user's sessions alone, oldest first; without a user, all webhooks."""
         await self._start.done()
         records: Sequence[WebhookRecord] = await self._store.ask("webhooks")
-        return [
-            AsyncWebhook(self._client, self._store, record) for record in records if user_id in (None, record.user_id)
-        ]
+        matching = [record for record in records if user_id in (None, record.user_id)]
+        matching.sort(key=lambda record: (record.created_at, record.webhook_id))
+        return [AsyncWebhook(self._client, self._store, record) for record in matching]
 
     @checked(quota=QuotaArg)
     async def set_quota(self, quota: Quota) -> None:

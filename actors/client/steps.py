@@ -98,6 +98,11 @@ class Background:
         """Ask the work to end. May be called twice."""
         self._stop.set()
 
+    def abandon(self) -> None:
+        """End work that is to end and may be left at any place, such as while it waits for the network."""
+        if self._task is not None and asyncio.current_task() is not self._task:
+            self._task.cancel()
+
     async def pause(self, seconds: float) -> None:
         """Wait for some seconds, or until the work is to end."""
         with suppress(TimeoutError):

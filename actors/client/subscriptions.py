@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
@@ -14,28 +13,23 @@ from typing import Any, Self, cast
 from turnwise.actors.client import steps
 from turnwise.actors.client.event_push import AsyncDelivery
 from turnwise.actors.client.shared.arguments import EventSink, IfRaises
+from turnwise.actors.client.shared.event_cursor import EventCursor
 from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.errors import (
     CorruptRecordError,
     EncryptionError,
-    InvalidInputError,
     SessionNotFoundError,
     StoreClosedError,
-    shown,
 )
 from turnwise.memory.conversation.events import AnyEvent
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.views.event_filter import EventFilter
-from turnwise.memory.growing_pauses import GrowingPauses
 
 POLL_S = 0.25
 """How long a subscription waits before it asks the store for changes again, in seconds; longer if asking takes long."""
 
 LOAD = 10
 """The pause is at least this multiple of the last query's duration."""
-
-AGAIN_S, LONGEST_S = 0.5, 60.0
-"""After how many seconds a function that has raised gets its event again: the first time, and at most."""
 
 OVERLAP_S = 60.0
 """A commit may become visible up to this many seconds after its timestamp."""
@@ -45,6 +39,9 @@ SESSIONS_PAGE, EVENTS_PAGE = 200, 500
 
 MAX_SEEN = 10_000
 """How many sessions a cursor names before those that have not changed for a while are left out."""
+
+_UNREAD = -1
+"""Stands for the revision of a session that this feed has not read yet."""
 
 _log = logging.getLogger(__name__)
 
@@ -78,13 +75,10 @@ class AsyncEventFeed:
         self._query = query
         self._session = session
         self._only = only
-        self._start_time, self._mark, self._last_seqs = (
-            (start_time, start_time, {}) if cursor is None else _parse(cursor)
-        )
-        """The time before which unknown sessions have nothing new; the newest commit whose events were all handed out;
-        the number of the last event that was handed out, by the session's log."""
+        begin = EventCursor(start_time, start_time, {}) if cursor is None else EventCursor.parse(cursor)
+        self._start_time, self._mark, self._last_seqs = begin.start_time, begin.mark, dict(begin.last_seqs)
         self._next_mark = self._mark
-        self._revisions: dict[str, tuple[int, float]] = {}
+        self._revisions: dict[str, tuple[int, float]] = dict.fromkeys(begin.last_seqs, (_UNREAD, begin.mark))
         """The revision up to which all events were handed out, and its time, by log."""
         self._changed: deque[SessionRecord] = deque()
         """The sessions that may have new events, the first one being read."""
@@ -95,10 +89,19 @@ class AsyncEventFeed:
 
     @property
     def cursor(self) -> str:
-        """Where a later subscription goes on: after the events that were handed out."""
-        return json.dumps(
-            {"at": self._start_time, "mark": self._mark, "seen": dict(self._last_seqs)}, separators=(",", ":")
-        )
+        """Where a later subscription goes on: after the events that were handed out.
+
+        It names the sessions that have changed in the last two minutes or so. Of the others, all earlier events were
+        handed out.
+        """
+        quiet = self._quiet_logs()
+        last_seqs = {log: seq for log, seq in self._last_seqs.copy().items() if log not in quiet}
+        return str(EventCursor(self._known_from(), self._mark, last_seqs))
+
+    @property
+    def log(self) -> str:
+        """The log of the session whose events the page has."""
+        return self._changed[0].log
 
     async def next_page(self) -> Sequence[AnyEvent] | None:
         """Return the next events, all of one session, by number; None if there are none now."""
@@ -140,10 +143,18 @@ class AsyncEventFeed:
             return
         self._mark = self._next_mark
         if len(self._last_seqs) > MAX_SEEN:
-            old = {log for log, (_, updated_at) in self._revisions.items() if updated_at < self._mark - 2 * OVERLAP_S}
-            self._start_time = max(self._start_time, self._mark - OVERLAP_S)
-            self._last_seqs = {log: seq for log, seq in self._last_seqs.items() if log not in old}
-            self._revisions = {log: revision for log, revision in self._revisions.items() if log not in old}
+            quiet = self._quiet_logs()
+            self._start_time = self._known_from()
+            self._last_seqs = {log: seq for log, seq in self._last_seqs.items() if log not in quiet}
+            self._revisions = {log: revision for log, revision in self._revisions.items() if log not in quiet}
+
+    def _quiet_logs(self) -> set[str]:
+        """Return the sessions, by log, of which nothing was handed out that is later than `_known_from`."""
+        return {log for log, (_, at) in self._revisions.copy().items() if at < self._mark - 2 * OVERLAP_S}
+
+    def _known_from(self) -> float:
+        """Return the time from which events of sessions are new that a cursor does not name."""
+        return max(self._start_time, self._mark - OVERLAP_S)
 
     async def _find_changed(self) -> None:
         cursor = None
@@ -154,6 +165,7 @@ class AsyncEventFeed:
                     return
                 self._next_mark = max(self._next_mark, session.updated_at)
                 if self._revisions.get(session.log, (None,))[0] != session.revision:
+                    self._revisions.pop(session.log, None)
                     self._changed.appendleft(session)  # so that those that changed first come first
             cursor = getattr(page, "cursor", None)
             if cursor is None:
@@ -191,26 +203,12 @@ class AsyncEventFeed:
         return cast("Sequence[AnyEvent]", events)
 
 
-def _parse(cursor: str) -> tuple[float, float, dict[str, int]]:
-    try:
-        position = json.loads(cursor)
-        start_time, mark = float(position["at"]), float(position["mark"])
-        last_seqs = {str(log): int(seq) for log, seq in position["seen"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        start_time = mark = math.nan
-        last_seqs = {}
-    if not (math.isfinite(start_time) and math.isfinite(mark)):
-        raise InvalidInputError("cursor", shown(cursor), "pass the cursor of a subscription, unchanged")
-    return start_time, mark, last_seqs
-
-
 class AsyncSubscription:
     """Calls a function, or a coroutine function, with events, in a task of its own, until it is closed."""
 
     def __init__(self, feed: AsyncEventFeed, on_event: EventSink, if_raises: IfRaises = "repeat") -> None:
         self._feed = feed
-        self._repeats = if_raises == "repeat"
-        self._delivery = AsyncDelivery(on_event, "on_event of a subscription", repeats=self._repeats)
+        self._delivery = AsyncDelivery(on_event, "on_event of a subscription", repeats=if_raises == "repeat")
         self._is_failing = False
         self._work = steps.Background("turnwise-subscription")
         self._work.start(self._deliver)
@@ -252,19 +250,10 @@ class AsyncSubscription:
                 await self._work.pause(self._pause_s(began))
                 continue
             for event in page:
-                if not await self._hand_out(event):
+                if not await self._delivery.hand_out(event, self._work):
                     return
                 self._feed.note(event)
             self._feed.end_page()
-
-    async def _hand_out(self, event: AnyEvent) -> bool:
-        """Call the function until it is done with the event; return False if the subscription is closed before."""
-        pauses = GrowingPauses(AGAIN_S, LONGEST_S)
-        while not self._work.is_stopped():
-            if await self._delivery.call(event) or not self._repeats:
-                return True
-            await self._work.pause(pauses.next_s())
-        return False
 
     def _pause_s(self, began: float, error: Exception | None = None) -> float:
         """Return how long to wait before the store is asked again; log the first of consecutive errors."""

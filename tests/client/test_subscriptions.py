@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from engines import ScriptedEngine
-from turnwise.actors.client import subscriptions
+from turnwise.actors.client import event_push, subscriptions
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.subscriptions import EventFeed, Subscription
 from turnwise.actors.client.shared.portal import Portal
@@ -206,7 +206,7 @@ async def test_a_function_or_a_store_that_fails_ends_nothing(monkeypatch: pytest
 async def test_a_function_that_raises_gets_the_event_again_and_no_later_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(subscriptions, "AGAIN_S", 0.001)
+    monkeypatch.setattr(event_push, "AGAIN_S", 0.001)
     chats, handed_out, ended = Chats(), list[AnyEvent](), asyncio.Event()
     cursors: list[str] = []
 

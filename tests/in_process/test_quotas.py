@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from servers.over_http import manager_at
 from turnwise import (
     AsyncSessionManager,
     EchoEngine,
@@ -26,6 +29,7 @@ from turnwise.stores import Quota
 from turnwise.testing import LocalProvider
 
 MakeURL = Callable[[], str]
+MakeManager = Callable[..., AbstractContextManager[SessionManager]]
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql", "redis"])
@@ -39,17 +43,33 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return urls[request.param]()
 
 
+@pytest.fixture(params=["memory", "sqlite", "postgresql", "redis", "over HTTP"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """Where a manager has its sessions."""
+    if request.param == "over HTTP":
+        return {"url": f"sqlite:///{tmp_path}/chats.db", "remotely": True}
+    fixtures = {"postgresql": "database", "redis": "redis_url"}
+    if name := fixtures.get(request.param):
+        return {"url": request.getfixturevalue(name)}
+    return {"url": None if request.param == "memory" else f"sqlite:///{tmp_path}/chats.db"}
+
+
 def engine_of(provider: LocalProvider) -> OpenAIEngine:
     return OpenAIEngine("local", base_url=provider.base_url)
 
 
-def a_manager(url: str | None = None, engine: Any = None, **settings: Any) -> SessionManager:
-    url = url or f"memory://{new_id()}"
-    return SessionManager(url, engine=engine or EchoEngine(), placement=InProcess(), **settings)
+@pytest.fixture(params=["in process", "over HTTP"])
+def manager_of(request: pytest.FixtureRequest) -> MakeManager:
+    """Opens a manager of a store, or of a service that has the store."""
+    return partial(a_manager, remotely=request.param == "over HTTP")
 
 
-def test_a_user_begins_as_many_runs_as_the_quota_allows(store_url: str) -> None:
-    with a_manager(store_url) as manager:
+def a_manager(url: str | None = None, engine: Any = None, **settings: Any) -> AbstractContextManager[SessionManager]:
+    return manager_at(url or f"memory://{new_id()}", engine=engine or EchoEngine(), **settings)
+
+
+def test_a_user_begins_as_many_runs_as_the_quota_allows(place: dict[str, Any]) -> None:
+    with a_manager(**place) as manager:
         manager.set_quota(Quota(user_id="*", runs=2, per="month"))
         chats = [manager.open(f"chat {index}", user_id="ann") for index in range(3)]
         for chat in chats[:2]:
@@ -74,18 +94,18 @@ def test_a_user_begins_as_many_runs_as_the_quota_allows(store_url: str) -> None:
             manager.remove_quota(use.quota.quota_id)
 
 
-def test_quotas_outlive_their_manager(tmp_path: Path) -> None:
+def test_quotas_outlive_their_manager(manager_of: MakeManager, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/chats.db"
-    with a_manager(url) as manager:
+    with manager_of(url) as manager:
         manager.set_quota(Quota(runs=1, per="month"))
         manager.open("chat").run("hello").wait()
-    with a_manager(url) as manager, pytest.raises(QuotaExceededError, match="all users has used 1 of 1 runs"):
+    with manager_of(url) as manager, pytest.raises(QuotaExceededError, match="all users has used 1 of 1 runs"):
         manager.open("chat").run("again")
 
 
-def test_tokens_and_costs_are_counted_as_the_ledger_has_them() -> None:
+def test_tokens_and_costs_are_counted_as_the_ledger_has_them(manager_of: MakeManager) -> None:
     config = SessionConfig(prices={"local": Price(input=1.0, output=2.0)})
-    with LocalProvider() as provider, a_manager(engine=engine_of(provider), config=config) as manager:
+    with LocalProvider() as provider, manager_of(engine=engine_of(provider), config=config) as manager:
         manager.set_quota(Quota(user_id="ann", tokens=1, per="month"))
         manager.set_quota(Quota(user_id="ann", cost=100.0, per="month"))
         chat = manager.open(user_id="ann")
@@ -97,8 +117,8 @@ def test_tokens_and_costs_are_counted_as_the_ledger_has_them() -> None:
         assert used == {"tokens": total.input_tokens + total.output_tokens, "cost": pytest.approx(total.cost)}
 
 
-def test_a_quota_of_an_agent_leaves_other_sessions_alone() -> None:
-    with a_manager() as manager:
+def test_a_quota_of_an_agent_leaves_other_sessions_alone(manager_of: MakeManager) -> None:
+    with manager_of() as manager:
         manager.set_quota(Quota(agent="travel", runs=1, per="month"))
         manager.set_quota(Quota(user_id="*", agent="*", runs=2, per="month"))
         travel, plain = manager.open(agent="travel"), manager.open()
@@ -112,8 +132,8 @@ def test_a_quota_of_an_agent_leaves_other_sessions_alone() -> None:
         assert uses == {"agent 'travel'": 1, "each user with each agent": 1}
 
 
-def test_forgetting_a_user_removes_what_is_the_users_alone() -> None:
-    with a_manager() as manager:
+def test_forgetting_a_user_removes_what_is_the_users_alone(manager_of: MakeManager) -> None:
+    with manager_of() as manager:
         manager.set_quota(Quota(user_id="ann", runs=5, per="month"))
         manager.set_quota(Quota(user_id="*", runs=1, per="month"))
         manager.open(user_id="ann").run("hello").wait()
@@ -122,8 +142,8 @@ def test_forgetting_a_user_removes_what_is_the_users_alone() -> None:
         assert (use.quota.user_id, use.used) == ("*", 0)
 
 
-def test_what_a_session_says_is_no_run() -> None:
-    with a_manager() as manager:
+def test_what_a_session_says_is_no_run(manager_of: MakeManager) -> None:
+    with manager_of() as manager:
         manager.set_quota(Quota(runs=1, per="month"))
         chat = manager.open()
         for _ in range(2):
@@ -144,18 +164,18 @@ def test_what_a_session_says_is_no_run() -> None:
         ({"runs": 1}, "must be a Quota"),
     ],
 )
-def test_a_quota_that_cannot_be_used_is_refused(wrong: Any, reason: str) -> None:
-    with a_manager() as manager:
+def test_a_quota_that_cannot_be_used_is_refused(manager_of: MakeManager, wrong: Any, reason: str) -> None:
+    with manager_of() as manager:
         with pytest.raises(InvalidInputError, match=reason):
             manager.set_quota(wrong)
         assert manager.quotas() == []
 
 
-def test_a_read_only_manager_changes_no_quotas(tmp_path: Path) -> None:
+def test_a_read_only_manager_changes_no_quotas(manager_of: MakeManager, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/chats.db"
-    with a_manager(url) as manager:
+    with manager_of(url) as manager:
         manager.set_quota(Quota(runs=1))
-        with a_manager(url, read_only=True) as reader:
+        with manager_of(url, read_only=True) as reader:
             assert [use.quota for use in reader.quotas()] == [Quota(runs=1)]
             with pytest.raises(ReadOnlyStoreError):
                 reader.set_quota(Quota(runs=2))
@@ -174,8 +194,8 @@ async def test_runs_at_the_same_time_exceed_no_quota(store_url: str) -> None:
         assert [use.used for use in await manager.quotas()] == [7]
 
 
-def test_a_run_of_which_nothing_is_stored_is_counted_and_refused() -> None:
-    with a_manager() as manager:
+def test_a_run_of_which_nothing_is_stored_is_counted_and_refused(manager_of: MakeManager) -> None:
+    with manager_of() as manager:
         manager.set_quota(Quota(user_id="*", runs=1, per="month", then="queue"))
         with pytest.raises(InvalidInputError):
             manager.run_once(" ", user_id="ann")
@@ -186,12 +206,12 @@ def test_a_run_of_which_nothing_is_stored_is_counted_and_refused() -> None:
             manager.run_once("again", user_id="ann")
 
 
-def test_tokens_and_cost_of_runs_that_are_not_stored_are_counted(store_url: str) -> None:
+def test_tokens_and_cost_of_runs_that_are_not_stored_are_counted(place: dict[str, Any]) -> None:
     """With the user's tenant. A change of a quota or a tenant is known at once."""
     prices = {"local": Price(input=1e6, output=0.0)}  # one for each token
     with (
         LocalProvider() as provider,
-        a_manager(store_url, engine_of(provider), config=SessionConfig(prices=prices)) as manager,
+        a_manager(**place, engine=engine_of(provider), config=SessionConfig(prices=prices)) as manager,
     ):
         tokens, cost = Quota(tenant="*", tokens=10**6, per="month"), Quota(user_id="*", cost=1e6, per="month")
         for quota in (tokens, cost):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from servers.over_http import manager_at
 from stored.open_stores import closing
 from turnwise import AsyncSessionManager, EchoEngine, InProcess, Session, SessionManager
 from turnwise.blocks import Document
@@ -26,8 +29,18 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/chats.db" if request.param == "sqlite" else str(request.getfixturevalue("database"))
 
 
-def manager_of(url: str, **settings: Any) -> SessionManager:
-    return SessionManager(url, engine=EchoEngine(), placement=InProcess(), **settings)
+@pytest.fixture(params=["memory", "sqlite", "postgresql", "over HTTP"])
+def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SessionManager]:
+    urls = {"memory": f"memory://{tmp_path.name}"}
+    if request.param == "postgresql":
+        urls["postgresql"] = request.getfixturevalue("database")
+    url = urls.get(request.param, f"sqlite:///{tmp_path}/chats.db")
+    with manager_at(url, engine=EchoEngine(), remotely=request.param == "over HTTP") as manager:
+        yield manager
+
+
+def manager_of(url: str, **settings: Any) -> AbstractContextManager[SessionManager]:
+    return manager_at(url, engine=EchoEngine(), **settings)
 
 
 def say(chat: Session, *texts: str) -> None:
@@ -39,53 +52,51 @@ def ids(manager: SessionManager, text: str, user_id: str = "ann", **filters: Any
     return [hit.id for hit in manager.search(user_id, text, **filters)]
 
 
-def test_texts_of_documents_are_found_and_go_with_their_turn(url: str) -> None:
-    with manager_of(url) as manager:
-        chat = manager.open("trip", user_id="ann")
-        pieces = Document(chunks=("platform nine", "at noon"), name="plan")
-        chat.run("look", Document(text="Zürich by night train", name="a.txt"), pieces).wait()
-        (hit,) = manager.search("ann", "night train")
-        assert (hit.role, hit.turn_index, hit.snippet) == (
-            "user",
-            0,
-            "look\nZürich by night train\nplatform nine\n\nat noon",
-        )
-        assert len(manager.search("ann", "platform noon")) == 1 and not manager.search("ann", "trainplatform")
-        chat.remove(chat.turns()[0])
-        assert not manager.search("ann", "night train") and not manager.search("ann", "platform")
+def test_texts_of_documents_are_found_and_go_with_their_turn(manager: SessionManager) -> None:
+    chat = manager.open("trip", user_id="ann")
+    pieces = Document(chunks=("platform nine", "at noon"), name="plan")
+    chat.run("look", Document(text="Zürich by night train", name="a.txt"), pieces).wait()
+    (hit,) = manager.search("ann", "night train")
+    assert (hit.role, hit.turn_index, hit.snippet) == (
+        "user",
+        0,
+        "look\nZürich by night train\nplatform nine\n\nat noon",
+    )
+    assert len(manager.search("ann", "platform noon")) == 1 and not manager.search("ann", "trainplatform")
+    chat.remove(chat.turns()[0])
+    assert not manager.search("ann", "night train") and not manager.search("ann", "platform")
 
 
-def test_prompts_and_answers_are_found_with_snippets(url: str) -> None:
-    with manager_of(url) as manager:
-        chat = manager.open("trip", user_id="ann", title="A trip", agent="clerk")
-        manager.open("other", user_id="bob").run("The night train of Bob.").wait()
-        say(chat, "We take the night train to Zürich.", "Then we walk.")
-        hits = manager.search("ann", "zurich nig")
-        assert [(hit.id, hit.role, hit.title, hit.agent) for hit in hits] == [
-            ("trip#0:1", "assistant", "A trip", "clerk"),
-            ("trip#0:0", "user", "A trip", "clerk"),
-        ]
-        assert hits[0].snippet == "We take the night train to Zürich."
-        assert [hits[0].snippet[start:stop] for start, stop in hits[0].ranges] == ["night", "Zürich"]
-        messages = {message.id: message for message in chat.messages()}
-        assert [messages[hit.id].text for hit in hits] == ["We take the night train to Zürich."] * 2
-        assert [messages[hit.id].at for hit in hits] == [hit.at for hit in hits]
-        assert ids(manager, "walk", role="user") == ["trip#1:0"] and ids(manager, "train", "bob") == [
-            "other#0:1",
-            "other#0:0",
-        ]
-        assert ids(manager, "we", since=messages["trip#1:0"].at) == ["trip#1:1", "trip#1:0"]
-        page = manager.search("ann", "we", limit=3)
-        rest = manager.search("ann", "we", cursor=page.cursor)
-        assert [len(page), len(rest), rest.cursor] == [3, 1, None]
-        say(chat, "walk walk walk")
-        ranked = manager.search("ann", "walk", order="rank", limit=2)
-        assert [hit.id for hit in ranked] == ["trip#2:1", "trip#2:0"]
-        following = manager.search("ann", "walk", order="rank", cursor=ranked.cursor)
-        assert [hit.id for hit in following] == ["trip#1:1", "trip#1:0"]
-        for text in ("", "!?", "x" * 1001):
-            with pytest.raises(InvalidInputError, match="text"):
-                manager.search("ann", text)
+def test_prompts_and_answers_are_found_with_snippets(manager: SessionManager) -> None:
+    chat = manager.open("trip", user_id="ann", title="A trip", agent="clerk")
+    manager.open("other", user_id="bob").run("The night train of Bob.").wait()
+    say(chat, "We take the night train to Zürich.", "Then we walk.")
+    hits = manager.search("ann", "zurich nig")
+    assert [(hit.id, hit.role, hit.title, hit.agent) for hit in hits] == [
+        ("trip#0:1", "assistant", "A trip", "clerk"),
+        ("trip#0:0", "user", "A trip", "clerk"),
+    ]
+    assert hits[0].snippet == "We take the night train to Zürich."
+    assert [hits[0].snippet[start:stop] for start, stop in hits[0].ranges] == ["night", "Zürich"]
+    messages = {message.id: message for message in chat.messages()}
+    assert [messages[hit.id].text for hit in hits] == ["We take the night train to Zürich."] * 2
+    assert [messages[hit.id].at for hit in hits] == [hit.at for hit in hits]
+    assert ids(manager, "walk", role="user") == ["trip#1:0"] and ids(manager, "train", "bob") == [
+        "other#0:1",
+        "other#0:0",
+    ]
+    assert ids(manager, "we", since=messages["trip#1:0"].at) == ["trip#1:1", "trip#1:0"]
+    page = manager.search("ann", "we", limit=3)
+    rest = manager.search("ann", "we", cursor=page.cursor)
+    assert [len(page), len(rest), rest.cursor] == [3, 1, None]
+    say(chat, "walk walk walk")
+    ranked = manager.search("ann", "walk", order="rank", limit=2)
+    assert [hit.id for hit in ranked] == ["trip#2:1", "trip#2:0"]
+    following = manager.search("ann", "walk", order="rank", cursor=ranked.cursor)
+    assert [hit.id for hit in following] == ["trip#1:1", "trip#1:0"]
+    for text in ("", "!?", "x" * 1001):
+        with pytest.raises(InvalidInputError, match="text"):
+            manager.search("ann", text)
 
 
 async def test_both_families_search(tmp_path: Path) -> None:
@@ -96,52 +107,50 @@ async def test_both_families_search(tmp_path: Path) -> None:
         assert [hit.id for hit in await manager.search("ann", "hello")] == ["trip#0:1", "trip#0:0"]
 
 
-def test_each_way_to_say_something_is_searched(url: str, tmp_path: Path) -> None:
-    with manager_of(url) as manager:
-        chat = manager.open("a", user_id="ann")
-        chat.append("appended apricot", "another apricot")
-        assert ids(manager, "apricot") == ["a#0:1", "a#0:0"]
-        say(chat, "third apricot")
-        assert sorted(ids(manager, "apricot", role="user")) == ["a#0:0", "a#0:1", "a#0:2"]
-        chat.import_messages(
-            [{"role": "user", "content": "imported cherry"}, {"role": "assistant", "content": "a cherry answer"}]
-        )
-        assert ids(manager, "cherry") == ["a#1:1", "a#1:0"]
-        fork = chat.fork(session_id="b")
-        assert ids(manager, "cherry") == ["b#1:1", "b#1:0", "a#1:1", "a#1:0"]
-        say(fork, "only the fork has a quince")
-        assert ids(manager, "quince", session_id="a") == [] and len(ids(manager, "quince")) == 2
-        chat.say("The kitchen has plums.").wait()
-        assert ids(manager, "plums") == ["a#2:0"]
+def test_each_way_to_say_something_is_searched(manager: SessionManager, tmp_path: Path) -> None:
+    chat = manager.open("a", user_id="ann")
+    chat.append("appended apricot", "another apricot")
+    assert ids(manager, "apricot") == ["a#0:1", "a#0:0"]
+    say(chat, "third apricot")
+    assert sorted(ids(manager, "apricot", role="user")) == ["a#0:0", "a#0:1", "a#0:2"]
+    chat.import_messages(
+        [{"role": "user", "content": "imported cherry"}, {"role": "assistant", "content": "a cherry answer"}]
+    )
+    assert ids(manager, "cherry") == ["a#1:1", "a#1:0"]
+    fork = chat.fork(session_id="b")
+    assert ids(manager, "cherry") == ["b#1:1", "b#1:0", "a#1:1", "a#1:0"]
+    say(fork, "only the fork has a quince")
+    assert ids(manager, "quince", session_id="a") == [] and len(ids(manager, "quince")) == 2
+    chat.say("The kitchen has plums.").wait()
+    assert ids(manager, "plums") == ["a#2:0"]
 
 
 @pytest.mark.parametrize("way", ["clear", "delete", "forget", "forget_turn", "remove", "remove_pending"])
-def test_what_is_taken_away_is_not_found(url: str, way: str) -> None:
-    with manager_of(url) as manager:
-        chat, other = manager.open("a", user_id="ann"), manager.open("other", user_id="bob")
-        say(chat, "the secret melon", "a melon that stays")
-        say(other, "the melon of Bob")
-        before = ids(manager, "melon")
-        assert len(before) == 4
-        if way == "clear":
-            chat.clear(keep_last=1)
-        elif way == "delete":
-            chat.delete()
-        elif way == "forget":
-            manager.forget("ann")
-        elif way == "forget_turn":
-            chat.memory.forget(0)
-        elif way == "remove":
-            assert chat.remove(chat.messages()[0]) == 1
-        else:
-            chat.append("a waiting melon", "waits too")
-            assert len(ids(manager, "melon")) == 5
-            assert chat.remove(chat.messages()[-2]) == 1
-        kept = {"remove": before[:3], "remove_pending": before, "clear": before[:2], "forget_turn": before[:2]}
-        assert ids(manager, "melon") == kept.get(way, [])
-        assert len(ids(manager, "melon", "bob")) == 2
-        if way == "remove_pending":
-            assert ids(manager, "waits") == ["a#2:0"]
+def test_what_is_taken_away_is_not_found(manager: SessionManager, way: str) -> None:
+    chat, other = manager.open("a", user_id="ann"), manager.open("other", user_id="bob")
+    say(chat, "the secret melon", "a melon that stays")
+    say(other, "the melon of Bob")
+    before = ids(manager, "melon")
+    assert len(before) == 4
+    if way == "clear":
+        chat.clear(keep_last=1)
+    elif way == "delete":
+        chat.delete()
+    elif way == "forget":
+        manager.forget("ann")
+    elif way == "forget_turn":
+        chat.memory.forget(0)
+    elif way == "remove":
+        assert chat.remove(chat.messages()[0]) == 1
+    else:
+        chat.append("a waiting melon", "waits too")
+        assert len(ids(manager, "melon")) == 5
+        assert chat.remove(chat.messages()[-2]) == 1
+    kept = {"remove": before[:3], "remove_pending": before, "clear": before[:2], "forget_turn": before[:2]}
+    assert ids(manager, "melon") == kept.get(way, [])
+    assert len(ids(manager, "melon", "bob")) == 2
+    if way == "remove_pending":
+        assert ids(manager, "waits") == ["a#2:0"]
 
 
 def test_deleted_words_leave_the_sqlite_file_with_the_commit(tmp_path: Path) -> None:
@@ -197,49 +206,47 @@ def test_a_store_that_cannot_search_says_what_to_do(kind: str, request: pytest.F
         chat.fork(session_id="b")
 
 
-def test_only_the_version_of_a_turn_that_is_shown_is_found(url: str) -> None:
-    with manager_of(url) as manager:
-        chat = manager.open("trip", user_id="ann")
-        say(chat, "the train to Paris", "and home")
-        chat.rerun("the train to Rome", at=0).wait()
-        assert ids(manager, "train") == ["trip#2:1", "trip#2:0"] and ids(manager, "home") == []
-        assert [hit.id for hit in manager.search("ann", "train", order="rank")] == ["trip#2:1", "trip#2:0"]
-        chat.choose(0)
-        assert ids(manager, "train") == ["trip#0:1", "trip#0:0"] and ids(manager, "home") == ["trip#1:1", "trip#1:0"]
+def test_only_the_version_of_a_turn_that_is_shown_is_found(manager: SessionManager) -> None:
+    chat = manager.open("trip", user_id="ann")
+    say(chat, "the train to Paris", "and home")
+    chat.rerun("the train to Rome", at=0).wait()
+    assert ids(manager, "train") == ["trip#2:1", "trip#2:0"] and ids(manager, "home") == []
+    assert [hit.id for hit in manager.search("ann", "train", order="rank")] == ["trip#2:1", "trip#2:0"]
+    chat.choose(0)
+    assert ids(manager, "train") == ["trip#0:1", "trip#0:0"] and ids(manager, "home") == ["trip#1:1", "trip#1:0"]
 
 
-def test_members_find_what_others_share_with_them(url: str) -> None:
-    with manager_of(url) as manager:
-        plan, own = manager.open("plan", user_id="ann", title="The plan"), manager.open("plan", user_id="tom")
-        say(plan, "the olive tree")
-        say(manager.open("secret", user_id="ann"), "the olive oil")
-        say(own, "my olive")
+def test_members_find_what_others_share_with_them(manager: SessionManager) -> None:
+    plan, own = manager.open("plan", user_id="ann", title="The plan"), manager.open("plan", user_id="tom")
+    say(plan, "the olive tree")
+    say(manager.open("secret", user_id="ann"), "the olive oil")
+    say(own, "my olive")
 
-        def found(**filters: Any) -> list[tuple[str, str]]:
-            return [(hit.user_id, hit.id) for hit in manager.search("tom", "olive", **filters)]
+    def found(**filters: Any) -> list[tuple[str, str]]:
+        return [(hit.user_id, hit.id) for hit in manager.search("tom", "olive", **filters)]
 
-        mine, shared = [("tom", "plan#0:1"), ("tom", "plan#0:0")], [("ann", "plan#0:1"), ("ann", "plan#0:0")]
-        assert found() == mine
-        plan.add_member("tom", "reader")
-        assert found() == [*mine, *shared] == found(session_id="plan")
-        assert set(found(order="rank")) == {*mine, *shared}
-        assert found(shared=False) == mine
-        assert [hit.title for hit in manager.search("tom", "tree")] == ["The plan"] * 2
-        plan.mark(plan.messages()[0], "flag", True)
-        assert found(mark="flag") == [("ann", "plan#0:0")]
-        for user_id in ("ann", "eve"):
-            assert {hit.user_id for hit in manager.search(user_id, "olive")} <= {"ann"} - {"eve"}
-        assert not ids(manager, "olive", "eve") and len(ids(manager, "olive")) == 4
-        fork = plan.fork(session_id="branch")
-        assert found() == [*mine, *shared], "a fork is shared with nobody"
-        fork.add_member("tom")
-        assert len(found()) == 6
-        fork.delete()
-        plan.remove_member("tom")
-        assert found() == mine
-        plan.add_member("tom")
-        plan.delete()
-        assert found() == mine
+    mine, shared = [("tom", "plan#0:1"), ("tom", "plan#0:0")], [("ann", "plan#0:1"), ("ann", "plan#0:0")]
+    assert found() == mine
+    plan.add_member("tom", "reader")
+    assert found() == [*mine, *shared] == found(session_id="plan")
+    assert set(found(order="rank")) == {*mine, *shared}
+    assert found(shared=False) == mine
+    assert [hit.title for hit in manager.search("tom", "tree")] == ["The plan"] * 2
+    plan.mark(plan.messages()[0], "flag", True)
+    assert found(mark="flag") == [("ann", "plan#0:0")]
+    for user_id in ("ann", "eve"):
+        assert {hit.user_id for hit in manager.search(user_id, "olive")} <= {"ann"} - {"eve"}
+    assert not ids(manager, "olive", "eve") and len(ids(manager, "olive")) == 4
+    fork = plan.fork(session_id="branch")
+    assert found() == [*mine, *shared], "a fork is shared with nobody"
+    fork.add_member("tom")
+    assert len(found()) == 6
+    fork.delete()
+    plan.remove_member("tom")
+    assert found() == mine
+    plan.add_member("tom")
+    plan.delete()
+    assert found() == mine
 
 
 async def test_a_member_of_many_users_sessions_finds_each(url: str) -> None:

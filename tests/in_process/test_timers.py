@@ -7,13 +7,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from patience import within
+from servers.over_http import manager_at
 from turnwise import AsyncSessionManager, EchoEngine, Encryption, InProcess, SessionConfig, SessionManager
 from turnwise.actors.dispatch.dispatcher import DispatchSettings
 from turnwise.actors.in_process import hosts
@@ -29,6 +32,7 @@ from turnwise.errors import (
 from turnwise.memory.conversation.runs import IfBusy
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.stores import store_owner
+from turnwise.memory.values.ids import new_id
 
 LONG_S = 30.0
 
@@ -37,6 +41,15 @@ until = within(LONG_S)
 SETTINGS: dict[str, Any] = {"engine": EchoEngine(), "placement": InProcess()}
 
 DAYS_S = 86_400.0 * 30
+
+
+MakeManager = Callable[..., AbstractContextManager[SessionManager]]
+
+
+@pytest.fixture(params=["in process", "over HTTP"])
+def manager_of(request: pytest.FixtureRequest) -> MakeManager:
+    """Opens a manager of a store, or of a service that has the store."""
+    return partial(manager_at, remotely=request.param == "over HTTP")
 
 
 def texts(session: Any) -> list[str | None]:
@@ -62,8 +75,8 @@ def test_a_manager_that_resumes_no_lost_runs_carries_out_no_schedules(tmp_path: 
         until(lambda: texts(chat) == ["a", "b", "c", "water the plants"])
 
 
-def test_a_prompt_begins_a_run_when_it_is_due(tmp_path: Path) -> None:
-    with SessionManager(url_of(tmp_path), **SETTINGS) as manager:
+def test_a_prompt_begins_a_run_when_it_is_due(manager_of: MakeManager, tmp_path: Path) -> None:
+    with manager_of(url_of(tmp_path), **SETTINGS) as manager:
         chat = manager.open("chat", user_id="ada")
         reminder = chat.schedule("water the plants", after_s=1.0, key="plants", labels={"by": "timer"}, timeout_s=20.0)
         assert (reminder.key, reminder.schedule) == ("plants", None)
@@ -104,8 +117,8 @@ def test_what_recurs_comes_until_it_is_cancelled() -> None:
         assert texts(chat) == ["tick", "tick"]
 
 
-def test_a_change_replaces_the_time_and_the_prompts_each_alone() -> None:
-    with SessionManager("memory://changed", **SETTINGS) as manager:
+def test_a_change_replaces_the_time_and_the_prompts_each_alone(manager_of: MakeManager) -> None:
+    with manager_of(f"memory://{new_id()}", **SETTINGS) as manager:
         chat = manager.open("chat")
         chat.schedule("old words", after_s=DAYS_S, key="a", labels={"old": "label"})
         other = chat.schedule("other words", after_s=DAYS_S, key="b")
@@ -121,7 +134,7 @@ def test_a_change_replaces_the_time_and_the_prompts_each_alone() -> None:
 
 
 @pytest.mark.parametrize("policy", ["enqueue", "drop", "reject", "interrupt"])
-def test_a_busy_session_takes_it_by_its_policy(policy: IfBusy) -> None:
+def test_a_busy_session_takes_it_by_its_policy(manager_of: MakeManager, policy: IfBusy) -> None:
     go_on = threading.Event()
 
     async def answer(turn: Turn) -> AsyncIterator[str]:
@@ -131,7 +144,7 @@ def test_a_busy_session_takes_it_by_its_policy(policy: IfBusy) -> None:
         yield "done"
 
     settings: dict[str, Any] = {"engine": FunctionEngine(answer), "placement": InProcess()}
-    with SessionManager(f"memory://busy-{policy}", **settings) as manager:
+    with manager_of(f"memory://{new_id()}", **settings) as manager:
         chat = manager.open("chat")
         long = chat.run("long")
         chat.schedule("short", after_s=0.1, key="short", if_busy=policy)
@@ -183,8 +196,8 @@ def test_schedules_go_with_their_session_and_their_user() -> None:
         assert [run.user_id for run in manager.runs()] == ["alan"]
 
 
-def test_users_see_their_own_schedules_page_by_page() -> None:
-    with SessionManager("memory://users", **SETTINGS) as manager:
+def test_users_see_their_own_schedules_page_by_page(manager_of: MakeManager) -> None:
+    with manager_of(f"memory://{new_id()}", **SETTINGS) as manager:
         chats = {user_id: manager.open("chat", user_id=user_id) for user_id in ("ada", "alan")}
         for number in range(5):
             for user_id, chat in chats.items():
@@ -202,8 +215,8 @@ def test_users_see_their_own_schedules_page_by_page() -> None:
         assert len(chats["alan"].schedules().items) == 5
 
 
-def test_a_fork_has_copies_if_it_is_to() -> None:
-    with SessionManager("memory://forks", **SETTINGS) as manager:
+def test_a_fork_has_copies_if_it_is_to(manager_of: MakeManager) -> None:
+    with manager_of(f"memory://{new_id()}", **SETTINGS) as manager:
         chat = manager.open("chat")
         chat.run("hello").wait()
         chat.schedule("again", after_s=1.5, key="again")
@@ -237,8 +250,10 @@ def test_a_fork_has_copies_if_it_is_to() -> None:
         ({"after_s": 5.0, "labels": {"a": 1}}, InvalidInputError, "labels"),
     ],
 )
-def test_what_cannot_be_scheduled_is_refused(arguments: Any, error: type[Exception], words: str) -> None:
-    with SessionManager("memory://refused", **SETTINGS) as manager:
+def test_what_cannot_be_scheduled_is_refused(
+    manager_of: MakeManager, arguments: Any, error: type[Exception], words: str
+) -> None:
+    with manager_of(f"memory://{new_id()}", **SETTINGS) as manager:
         chat = manager.open("chat", if_exists="keep")
         with pytest.raises(error, match=words):
             chat.schedule("a word", **arguments)
@@ -247,8 +262,8 @@ def test_what_cannot_be_scheduled_is_refused(arguments: Any, error: type[Excepti
         assert not chat.schedules().items
 
 
-def test_a_change_without_its_prompts_is_refused() -> None:
-    with SessionManager("memory://unchanged", **SETTINGS) as manager:
+def test_a_change_without_its_prompts_is_refused(manager_of: MakeManager) -> None:
+    with manager_of(f"memory://{new_id()}", **SETTINGS) as manager:
         chat = manager.open("chat")
         before = chat.schedule("a word", after_s=DAYS_S, key="k")
         with pytest.raises(InvalidInputError, match=r"pass the prompts to which \['labels'\] belong"):
@@ -256,10 +271,10 @@ def test_a_change_without_its_prompts_is_refused() -> None:
         assert chat.schedules().items == (before,)
 
 
-def test_a_read_only_manager_lists_schedules_and_changes_none(tmp_path: Path) -> None:
-    with SessionManager(url_of(tmp_path), **SETTINGS) as manager:
+def test_a_read_only_manager_lists_schedules_and_changes_none(manager_of: MakeManager, tmp_path: Path) -> None:
+    with manager_of(url_of(tmp_path), **SETTINGS) as manager:
         manager.open("chat").schedule("a word", after_s=DAYS_S, key="k")
-    with SessionManager(url_of(tmp_path), **SETTINGS, read_only=True) as reader:
+    with manager_of(url_of(tmp_path), **SETTINGS, read_only=True) as reader:
         chat = reader.get("chat")
         assert [schedule.key for schedule in chat.schedules()] == ["k"] == [one.key for one in reader.schedules()]
         for change in (
@@ -421,11 +436,13 @@ def test_on_a_server_the_next_process_need_not_wait_for_the_lease(server: str, r
 
 
 @pytest.mark.parametrize(("missed", "runs"), [("run_once", 1), ("run_all", 3), ("skip", 0)])
-def test_what_was_missed_is_carried_out_as_it_says(tmp_path: Path, missed: Any, runs: int) -> None:
+def test_what_was_missed_is_carried_out_as_it_says(
+    manager_of: MakeManager, tmp_path: Path, missed: Any, runs: int
+) -> None:
     """The occurrences were missed two days ago, the day before, and this day."""
     day_s = 86_400.0
     at = time.time() - 2 * day_s - 120.0
-    with SessionManager(url_of(tmp_path), **SETTINGS) as manager:
+    with manager_of(url_of(tmp_path), **SETTINGS) as manager:
         chat = manager.open("chat")
         chat.schedule("daily", at=at, every_s=day_s, key="daily", missed=missed)
         until(lambda: chat.schedules().items[0].occurs_at == pytest.approx(at + 3 * day_s))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from patience import within
+from servers.over_http import manager_at
 from servers.webhook_receiver import Receiver
 from stored.audit import store_of
 from stored.open_stores import run_with
@@ -35,12 +38,23 @@ def receiver() -> Iterator[Receiver]:
     receiver.close()
 
 
+MakeManager = Callable[..., AbstractContextManager[SessionManager]]
+
+
+@pytest.fixture(params=["in process", "over HTTP"])
+def manager_of(request: pytest.FixtureRequest) -> MakeManager:
+    """Opens a manager of a store, or of a service that has the store."""
+    return partial(manager_at, remotely=request.param == "over HTTP")
+
+
 def url_of(folder: Path) -> str:
     return f"sqlite:///{folder}/a.db"
 
 
-def test_a_receiver_is_told_of_what_happens_and_can_check_who_says_so(tmp_path: Path, receiver: Receiver) -> None:
-    with SessionManager(url_of(tmp_path), **SETTINGS) as manager:
+def test_a_receiver_is_told_of_what_happens_and_can_check_who_says_so(
+    manager_of: MakeManager, tmp_path: Path, receiver: Receiver
+) -> None:
+    with manager_of(url_of(tmp_path), **SETTINGS) as manager:
         chat = manager.open("chat", user_id="ann")
         chat.run("before").wait()
         webhook = manager.webhook(receiver.url, events=["run.completed", "session.ended"], allow_private=True)
@@ -61,20 +75,23 @@ def test_a_receiver_is_told_of_what_happens_and_can_check_who_says_so(tmp_path: 
         assert (data["text"], data["is_cut"], data["state"]) == (turn.text, False, "completed")
         assert data["turn_index"] == turn.index and data["usage"]["seconds"] >= 0
         assert chat.schedules().items == () and manager.schedules().items == ()
-        until(lambda: not webhook.failed().items and not left(manager, webhook.id))
+        until(lambda: not webhook.failed().items and not left(tmp_path, webhook.id))
 
 
-def left(manager: SessionManager, webhook_id: str) -> list[Any]:
+def left(folder: Path, webhook_id: str) -> list[Any]:
     """Return the calls of a webhook that are in the store."""
 
     async def calls(store: SessionStore) -> list[Any]:
         return [*await store.deliveries(webhook_id=webhook_id)]
 
-    return run_with(store_of(manager), calls)
+    with SessionManager(url_of(folder), **SETTINGS, read_only=True) as manager:
+        return run_with(store_of(manager), calls)
 
 
-def test_only_the_webhooks_of_a_user_hear_of_the_users_sessions(tmp_path: Path, receiver: Receiver) -> None:
-    with SessionManager(url_of(tmp_path), **SETTINGS) as manager:
+def test_only_the_webhooks_of_a_user_hear_of_the_users_sessions(
+    manager_of: MakeManager, tmp_path: Path, receiver: Receiver
+) -> None:
+    with manager_of(url_of(tmp_path), **SETTINGS) as manager:
         kwargs: dict[str, Any] = {"events": ["run.completed"], "allow_private": True}
         ann = manager.webhook(receiver.url + "&ann", user_id="ann", **kwargs)
         everyone = manager.webhook(receiver.url + "&all", **kwargs)
@@ -91,8 +108,10 @@ def test_only_the_webhooks_of_a_user_hear_of_the_users_sessions(tmp_path: Path, 
         assert not manager.webhooks()[2].is_enabled
 
 
-def test_what_could_not_be_told_is_listed_and_sent_again(tmp_path: Path, receiver: Receiver) -> None:
-    with SessionManager(url_of(tmp_path), **SETTINGS) as manager:
+def test_what_could_not_be_told_is_listed_and_sent_again(
+    manager_of: MakeManager, tmp_path: Path, receiver: Receiver
+) -> None:
+    with manager_of(url_of(tmp_path), **SETTINGS) as manager:
         webhook = manager.webhook(receiver.url, events=["run.completed"], allow_private=True)
         receiver.status = 410
         manager.open("chat").run("hello").wait()
@@ -106,12 +125,14 @@ def test_what_could_not_be_told_is_listed_and_sent_again(tmp_path: Path, receive
         assert webhook.failed()[0].why == call.why
         webhook.enable()
         assert webhook.send_again("no such call") == 0 and webhook.send_again() == 1
-        until(lambda: not left(manager, webhook.id))
+        until(lambda: not left(tmp_path, webhook.id))
         assert len({headers["webhook-id"] for _, headers, _ in receiver.requests}) == 1 < len(receiver.requests)
 
 
-def test_a_secret_is_replaced_and_the_old_one_signs_besides(tmp_path: Path, receiver: Receiver) -> None:
-    with SessionManager(url_of(tmp_path), **SETTINGS) as manager:
+def test_a_secret_is_replaced_and_the_old_one_signs_besides(
+    manager_of: MakeManager, tmp_path: Path, receiver: Receiver
+) -> None:
+    with manager_of(url_of(tmp_path), **SETTINGS) as manager:
         webhook = manager.webhook(receiver.url, events=["run.completed"], allow_private=True)
         old = str(webhook.secret)
         new = manager.webhooks()[0].rotate_secret()
@@ -129,8 +150,10 @@ def test_a_secret_is_replaced_and_the_old_one_signs_besides(tmp_path: Path, rece
                 verb()
 
 
-def test_a_webhook_is_changed_and_what_failed_goes_to_its_new_url(tmp_path: Path, receiver: Receiver) -> None:
-    with SessionManager(url_of(tmp_path), **SETTINGS) as manager:
+def test_a_webhook_is_changed_and_what_failed_goes_to_its_new_url(
+    manager_of: MakeManager, tmp_path: Path, receiver: Receiver
+) -> None:
+    with manager_of(url_of(tmp_path), **SETTINGS) as manager:
         receiver.status = 410
         webhook = manager.webhook(f"{receiver.url}&old", events=["run.completed"], allow_private=True)
         manager.open("chat").run("hello").wait()
@@ -142,7 +165,7 @@ def test_a_webhook_is_changed_and_what_failed_goes_to_its_new_url(tmp_path: Path
         manager.open("other").run("hello").wait()
         manager.get("other").end()
         assert webhook.send_again() == 1
-        until(lambda: len(receiver.requests) >= 3 and not left(manager, webhook.id))
+        until(lambda: len(receiver.requests) >= 3 and not left(tmp_path, webhook.id))
         arrivals = [(path.rpartition("&")[2], json.loads(body)["type"]) for path, _, body in receiver.requests]
         assert sorted(arrivals) == [("new", "run.completed"), ("new", "session.ended"), ("old", "run.completed")]
         wrong: list[dict[str, Any]] = [{"url": "ftp://example.org"}, {"events": []}, {"events": ["run.started"]}]
@@ -156,21 +179,23 @@ def test_a_webhook_is_changed_and_what_failed_goes_to_its_new_url(tmp_path: Path
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
-def test_a_user_who_is_forgotten_has_no_webhooks_left(tmp_path: Path, is_encrypted: bool) -> None:
+def test_a_user_who_is_forgotten_has_no_webhooks_left(
+    manager_of: MakeManager, tmp_path: Path, is_encrypted: bool
+) -> None:
     keys: dict[str, bytes | None] = {name: (name * 32).encode()[:32] for name in ("ann", "bob", "default")}
     options: Any = {"encryption": Encryption(keys.get)} if is_encrypted else {}
-    with SessionManager(url_of(tmp_path), **SETTINGS, **options) as manager:
+    with manager_of(url_of(tmp_path), **SETTINGS, **options) as manager:
         for user_id in ("ann", "ann", "bob", None):
             manager.webhook("https://example.org", events=["run.completed"], user_id=user_id)
     keys["ann"] = None  # it was deleted
-    with SessionManager(url_of(tmp_path), **SETTINGS, **options) as manager:
+    with manager_of(url_of(tmp_path), **SETTINGS, **options) as manager:
         assert manager.forget("ann").webhooks == 2 and manager.forget("ann").webhooks == 0
         assert sorted(str(webhook.user_id) for webhook in manager.webhooks()) == ["None", "bob"]
 
 
-def test_a_repeated_creation_returns_the_same_webhook(tmp_path: Path) -> None:
+def test_a_repeated_creation_returns_the_same_webhook(manager_of: MakeManager, tmp_path: Path) -> None:
     kwargs: dict[str, Any] = {"events": ["run.completed"], "idempotency_key": "k"}
-    with SessionManager(url_of(tmp_path), **SETTINGS) as manager:
+    with manager_of(url_of(tmp_path), **SETTINGS) as manager:
         first = manager.webhook("https://example.org", **kwargs)
         again = manager.webhook("https://example.org", **kwargs)
         assert (again.id, again.secret) == (first.id, first.secret) and first.secret
@@ -186,9 +211,9 @@ def test_a_repeated_creation_returns_the_same_webhook(tmp_path: Path) -> None:
 
 
 def test_addresses_inside_the_network_are_refused_and_no_redirect_is_followed(
-    tmp_path: Path, receiver: Receiver
+    manager_of: MakeManager, tmp_path: Path, receiver: Receiver
 ) -> None:
-    with SessionManager(url_of(tmp_path), **SETTINGS) as manager:
+    with manager_of(url_of(tmp_path), **SETTINGS) as manager:
         for url in (receiver.url, "ftp://example.org", "https://ann:pw@example.org", "https://", "https://a b.example"):
             with pytest.raises(InvalidInputError, match="url"):
                 manager.webhook(url, events=["run.completed"])
@@ -196,18 +221,20 @@ def test_addresses_inside_the_network_are_refused_and_no_redirect_is_followed(
         receiver.status, receiver.location = 302, f"{receiver.url}&elsewhere"
         redirected = manager.webhook(receiver.url, events=["run.completed"], allow_private=True)
         manager.open("chat").run("hello").wait()
-        until(lambda: all(call.why for webhook in (inside, redirected) for call in left(manager, webhook.id)))
-        (refused,), (answered,) = (left(manager, webhook.id) for webhook in (inside, redirected))
+        until(lambda: all(call.why for webhook in (inside, redirected) for call in left(tmp_path, webhook.id)))
+        (refused,), (answered,) = (left(tmp_path, webhook.id) for webhook in (inside, redirected))
         assert "'localhost' leads to" in refused.why and "inside the network" in refused.why
         assert answered.why == "it answered 302"
         assert {path for path, _, _ in receiver.requests} == {"/hook?of=chat"}
 
 
-def test_failed_runs_budgets_and_decisions_are_told(tmp_path: Path, receiver: Receiver) -> None:
+def test_failed_runs_budgets_and_decisions_are_told(
+    manager_of: MakeManager, tmp_path: Path, receiver: Receiver
+) -> None:
     def broken(turn: Turn) -> str:
         raise ValueError("no answer")
 
-    with SessionManager(url_of(tmp_path), engine=FunctionEngine(broken), placement=InProcess()) as manager:
+    with manager_of(url_of(tmp_path), engine=FunctionEngine(broken), placement=InProcess()) as manager:
         manager.webhook(receiver.url, events=list(WEBHOOK_EVENTS), allow_private=True)
         run = manager.open("chat").run("hello")
         with pytest.raises(Exception, match="no answer"):

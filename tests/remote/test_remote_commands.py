@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -63,6 +64,33 @@ def test_a_chat_talks_with_a_service(turnwise: Callable[..., Any]) -> None:
     assert answers.split() == ["one", "two", "three"]
     assert "go on" in turnwise("chat", "new", "--user", "ann", typed="go on\n")
     assert "leave out" in turnwise("chat", "--model", "gpt-5", typed="", code=1)
+
+
+def test_a_tail_follows_the_sessions_of_a_service(
+    turnwise: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+
+    def write(line: str) -> None:
+        lines.append(line)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("turnwise.cli.tail.write", write)
+    turnwise("tail", "chat", "--user", "ann", "--after", "0", code=130)
+    done = Event()
+
+    def speak() -> None:
+        while not done.wait(0.05):
+            turnwise("say", "chat", "Good day", "--user", "ann")
+
+    speaker = Thread(target=speak)
+    speaker.start()
+    try:
+        turnwise("tail", "--user", "ann", "--kind", "run_completed", code=130)
+    finally:
+        done.set()
+        speaker.join()
+    assert "run_started" in lines[0] and "run_completed" in lines[1] and "Good day" in lines[1]
 
 
 def test_a_command_says_which_service_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:

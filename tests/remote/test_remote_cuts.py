@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import socket
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 
 import httpx2
 import pytest
 import uvicorn
 
+from servers.cuts import Cuts, Ends, Refusal
 from servers.over_http import over_http
 from turnwise import AsyncSessionManager, EchoEngine, InProcess
 from turnwise.client import AsyncRemoteManager, RemoteManager
@@ -24,92 +23,6 @@ from turnwise.errors import ServiceAwayError
 from turnwise.http import HttpSettings, create_app
 
 WORDS = " ".join(f"word{number}" for number in range(40))
-
-
-@dataclass(frozen=True)
-class Refusal:
-    status: int
-    word: str
-
-
-@dataclass(frozen=True)
-class Ends:
-    after: int
-    """How many bytes there are."""
-
-
-Fate: TypeAlias = str | int | Refusal | Ends | None
-
-
-class Cuts(httpx2.BaseTransport):
-    """Loses requests and answers on the way to a service, as `then` says."""
-
-    def __init__(self) -> None:
-        self._inner: httpx2.BaseTransport | None = None
-        self._fates: Iterator[Fate] = iter(())
-        self.requests: list[str] = []
-        """Those since `then` was called."""
-
-    def through(self, inner: httpx2.BaseTransport) -> httpx2.BaseTransport:
-        """Return this, on the way to the service."""
-        self._inner = inner
-        return self
-
-    def then(self, *fates: Fate, always: Fate = None) -> None:
-        """Say what becomes of the next requests.
-
-        `unsent`: the service does not get it. `lost`: its answer is lost. A number: the answer is cut after so many
-        pieces. `Ends`: it ends after so many bytes, as if it were whole. A refusal: the answer is this, and the service
-        does not get the request. None: it is answered.
-
-        Args:
-            always: what becomes of the requests after these.
-        """
-        self._fates = itertools.chain(fates, itertools.repeat(always))
-        self.requests = []
-
-    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        fate = next(self._fates, None)
-        self.requests.append(f"{request.method} {request.url.path}")
-        if fate == "unsent":
-            raise httpx2.ConnectError("refused")
-        if isinstance(fate, Refusal):
-            return httpx2.Response(fate.status, json={"error": fate.word, "detail": "there is no room"})
-        assert self._inner
-        response = self._inner.handle_request(request)
-        if fate == "lost":
-            response.read()
-            raise httpx2.ReadError("the connection broke")
-        if isinstance(fate, int):
-            return httpx2.Response(response.status_code, headers=response.headers, stream=_Cut(response, fate))
-        if isinstance(fate, Ends):
-            return httpx2.Response(response.status_code, headers=response.headers, stream=_Short(response, fate.after))
-        return response
-
-
-class _Cut(httpx2.SyncByteStream):
-    def __init__(self, response: httpx2.Response, most: int) -> None:
-        self._response = response
-        self._most = most
-
-    def __iter__(self) -> Iterator[bytes]:
-        for number, piece in enumerate(self._response.iter_bytes()):
-            if number == self._most:
-                raise httpx2.ReadError("the connection broke")
-            yield piece
-
-    def close(self) -> None:
-        self._response.close()
-
-
-class _Short(_Cut):
-    def __iter__(self) -> Iterator[bytes]:
-        left = self._most
-        for piece in self._response.iter_bytes():
-            yield piece[:left]
-            left -= len(piece)
-            if left <= 0:
-                return
 
 
 @pytest.fixture
@@ -194,31 +107,6 @@ def test_a_request_without_room_is_sent_again(tmp_path: Path, refusal: Refusal) 
         with pytest.raises(ServiceAwayError, match="there is no room; nothing was done: try again later") as away:
             chat.append("hello")
         assert away.value.word == "unsent"
-
-
-@pytest.mark.usefixtures("no_pauses")
-def test_what_cannot_be_repeated_says_that_it_may_have_been_done(tmp_path: Path) -> None:
-    cuts = Cuts()
-    with over_http(f"sqlite:///{tmp_path}/chats.db", engine=EchoEngine(), through=cuts.through) as manager:
-        chat = manager.open("chat")
-        changes: list[Callable[[], object]] = [
-            lambda: chat.append("hello"),
-            lambda: chat.add_event("name"),
-            lambda: chat.memory.merge_notes("more"),
-            lambda: manager.run_once("hello"),
-            lambda: chat.fork(session_id="named"),
-            chat.clear,
-            lambda: manager.clear("default"),
-            chat.delete,
-        ]
-        for change in changes:
-            cuts.then("lost")
-            with pytest.raises(ServiceAwayError, match="may have been done") as away:
-                change()
-            assert away.value.word == "unknown" and len(cuts.requests) == 1
-        cuts.then("unsent", "unsent", None)
-        manager.open("other").append("hello")
-        assert len(cuts.requests) == 4, "what was not sent is sent again"
 
 
 @pytest.mark.usefixtures("no_pauses")

@@ -13,6 +13,7 @@ from turnwise.actors.client.files import AsyncFiles
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.client.session_memory import AsyncSessionMemory
+from turnwise.actors.client.subscriptions import AsyncSubscription
 from turnwise.actors.client.webhooks import AsyncWebhook
 from turnwise.client import (
     AsyncRemoteExecutionHandle,
@@ -20,12 +21,14 @@ from turnwise.client import (
     AsyncRemoteManager,
     AsyncRemoteSession,
     AsyncRemoteSessionMemory,
+    AsyncRemoteSubscription,
     AsyncRemoteWebhook,
     RemoteExecutionHandle,
     RemoteFiles,
     RemoteManager,
     RemoteSession,
     RemoteSessionMemory,
+    RemoteSubscription,
     RemoteWebhook,
 )
 
@@ -36,18 +39,15 @@ FAMILIES: list[tuple[type[Any], type[Any], type[Any]]] = [
     (AsyncSessionMemory, AsyncRemoteSessionMemory, RemoteSessionMemory),
     (AsyncFiles, AsyncRemoteFiles, RemoteFiles),
     (AsyncWebhook, AsyncRemoteWebhook, RemoteWebhook),
+    (AsyncSubscription, AsyncRemoteSubscription, RemoteSubscription),
 ]
 
 LEFT_OUT = {
-    "AsyncSessionManager.subscribe": "webhooks tell other programs; a session is followed by `events(wait_s=...)`",
-    "AsyncSessionManager.sweep": "who runs the service deletes what has expired: it writes into a folder there",
-    "AsyncSessionManager.drain": "nodes of the cluster are for who runs it",
-    "AsyncSessionManager.hosts": "processes of the cluster are for who runs it",
-    "AsyncSessionManager.config": "a setting of the service",
-    "AsyncSessionManager.client": "how the service reads its store",
-    "AsyncSessionManager.engines": "they are in the service",
-    "AsyncSessionManager.is_read_only": "a setting of the service",
-    "AsyncSession.actor": "a handle of Ray",
+    "AsyncSessionManager.config": "a setting of the service, with functions and engines that no JSON has",
+    "AsyncSessionManager.client": "the service's connection to its store and to its processes",
+    "AsyncSessionManager.engines": "objects of the service's process; `session.use` and `open` take their names",
+    "AsyncSessionManager.is_read_only": "a setting of the service; a change raises ReadOnlyStoreError",
+    "AsyncSession.actor": "a handle of Ray, of which this process is no part",
 }
 """What a service does not offer to callers, and why."""
 

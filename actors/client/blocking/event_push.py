@@ -10,9 +10,13 @@ from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.shared.arguments import EventSink
 from turnwise.errors import OverloadedError
 from turnwise.memory.conversation.events import AnyEvent
+from turnwise.memory.growing_pauses import GrowingPauses
 
 DRAIN_S = 10.0
 """How long a wait for a run that has ended waits until its `on_event` has had all events, in seconds."""
+
+AGAIN_S, LONGEST_S = 0.5, 60.0
+"""After how many seconds a function that has raised gets its event again: the first time, and at most."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +53,15 @@ class Delivery:
         if self._repeats:
             self._has_failed = False
         return True
+
+    def hand_out(self, event: AnyEvent, work: steps.Background) -> bool:
+        """Call the function until it is done with the event; return False if the work is to end before."""
+        pauses = GrowingPauses(AGAIN_S, LONGEST_S)
+        while not work.is_stopped():
+            if self.call(event) or not self._repeats:
+                return True
+            work.pause(pauses.next_s())
+        return False
 
     def note_end(self, error: Exception, after: int) -> None:
         """Log that no more events can be read."""

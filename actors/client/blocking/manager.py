@@ -132,6 +132,16 @@ from turnwise.memory.values.ids import new_id
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
 
+_EVENT_FILTERS: Mapping[str, Any] = {
+    "session_id": SessionId | None,
+    "user_id": UserId | None,
+    "agent": AgentName | None,
+    "kinds": StoredKinds | None,
+    "labels": Labels | None,
+    "cursor": Text | None,
+}
+"""The arguments that say which events a subscription hands out, with their types."""
+
 
 class SessionManager:
     """Opens, finds and lists sessions. Safe to use from many threads.
@@ -824,16 +834,7 @@ class SessionManager:
         )
         return runs
 
-    @checked(
-        on_event=Sink,
-        session_id=SessionId | None,
-        user_id=UserId | None,
-        agent=AgentName | None,
-        kinds=StoredKinds | None,
-        labels=Labels | None,
-        cursor=Text | None,
-        if_raises=IfRaises,
-    )
+    @checked(on_event=Sink, if_raises=IfRaises, **_EVENT_FILTERS)
     def subscribe(
         self,
         on_event: EventSink,
@@ -868,20 +869,36 @@ class SessionManager:
         Raises:
             SessionNotFoundError: there is no such session, or it belongs to another user.
         """
+        names = {"session_id": session_id, "user_id": user_id, "agent": agent}
+        feed = self._event_feed(**names, kinds=kinds, labels=labels, cursor=cursor)
+        subscription = Subscription(feed, on_event, if_raises)
+        self._subscriptions.append(subscription)
+        return subscription
+
+    @checked(**_EVENT_FILTERS)
+    def _event_feed(
+        self,
+        *,
+        session_id: str | None,
+        user_id: str | None,
+        agent: str | None,
+        kinds: Sequence[str] | None,
+        labels: Mapping[str, str] | None,
+        cursor: str | None,
+    ) -> EventFeed:
+        """Return what a subscription hands out: see `subscribe`. The service streams it to clients."""
         self._start.done()
         session = None if session_id is None else self._store.get(session_id, user_id or DEFAULT_USER)
         if session and agent not in (None, session.agent):
             raise SessionOwnerError(session.session_id, agent)
-        query, key, now = (
+        return EventFeed(
+            self._client,
             {"user_id": user_id, "agent": agent},
-            session.key if session else None,
-            self._store.now(),
+            session=session.key if session else None,
+            only=event_filter(kinds, labels),
+            start_time=self._store.now(),
+            cursor=cursor,
         )
-        only = event_filter(kinds, labels)
-        feed = EventFeed(self._client, query, session=key, only=only, start_time=now, cursor=cursor)
-        subscription = Subscription(feed, on_event, if_raises)
-        self._subscriptions.append(subscription)
-        return subscription
 
     @checked(
         url=Text,
@@ -940,10 +957,12 @@ class SessionManager:
 
     @checked(user_id=UserId | None)
     def webhooks(self, *, user_id: str | None = None) -> Sequence[Webhook]:
-        """Return the webhooks that are told of a user's sessions alone; without a user, all webhooks. By their ids."""
+        """Return the webhooks that are told of a user's sessions alone, oldest first; without a user, all webhooks."""
         self._start.done()
         records: Sequence[WebhookRecord] = self._store.ask("webhooks")
-        return [Webhook(self._client, self._store, record) for record in records if user_id in (None, record.user_id)]
+        matching = [record for record in records if user_id in (None, record.user_id)]
+        matching.sort(key=lambda record: (record.created_at, record.webhook_id))
+        return [Webhook(self._client, self._store, record) for record in matching]
 
     @checked(quota=QuotaArg)
     def set_quota(self, quota: Quota) -> None:

@@ -17,15 +17,17 @@ from turnwise.cli.common import (
     History,
     Namespace,
     OfAgent,
+    Server,
     Store,
     User,
     find_session,
+    is_service,
     namespace_of,
     reading,
     run,
 )
 from turnwise.cli.output import note, one_line, print_json_line, write
-from turnwise.errors import ConfigError, OverloadedError, StoreError
+from turnwise.errors import ConfigError, OverloadedError, ServiceAwayError, StoreError
 
 if TYPE_CHECKING:
     from turnwise.actors.client.manager import AsyncSessionManager
@@ -63,6 +65,7 @@ def tail(
     agent: OfAgent = None,
     history: History = None,
     namespace: Namespace = None,
+    server: Server = None,
     as_json: AsJson = False,
 ) -> None:
     """Print events as they come, until Ctrl+C: of one session across its runs, or of all sessions.
@@ -87,7 +90,7 @@ def place_of_live_sessions(store: str, namespace: str | None) -> dict[str, Any]:
 
     Returns: `placement`, which is None without such a Ray, and `namespace`, for `reading`.
     """
-    if not os.environ.get("RAY_ADDRESS"):
+    if is_service(store) or not os.environ.get("RAY_ADDRESS"):
         return {"placement": None, "namespace": namespace or NAMESPACE}
     from turnwise.actors.cluster.ray_runtime import connect
     from turnwise.actors.hosting.placement import Dedicated
@@ -135,13 +138,13 @@ async def _of_all(manager: AsyncSessionManager, **query: Any) -> AsyncIterator[A
 
 
 async def _of_one(session: AsyncSession, after: int | None) -> AsyncIterator[AnyEvent]:
-    """Yield the events of a session, also while its store is away for a while."""
+    """Yield the events of a session, also while its store or its service is away for a while."""
     position = await _now(session) if after is None else after
     is_away = False
     while True:
         try:
             page = await session.events(position, PAGE, wait_s=WAIT_S)
-        except (StoreError, OverloadedError) as error:
+        except (StoreError, OverloadedError, ServiceAwayError) as error:
             if not is_away:
                 note(f"warning: {error}; trying again")
             is_away = True

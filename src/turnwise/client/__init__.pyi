@@ -3,10 +3,12 @@ from turnwise.client.blocking.files import RemoteFiles as RemoteFiles
 from turnwise.client.blocking.manager import RemoteManager as RemoteManager
 from turnwise.client.blocking.session import RemoteSession as RemoteSession
 from turnwise.client.blocking.session_memory import RemoteSessionMemory as RemoteSessionMemory
+from turnwise.client.blocking.subscription import RemoteSubscription as RemoteSubscription
 from turnwise.client.blocking.webhooks import RemoteWebhook as RemoteWebhook
 from turnwise.client.execution import AsyncRemoteExecutionHandle as AsyncRemoteExecutionHandle
 from turnwise.client.files import AsyncRemoteFiles as AsyncRemoteFiles
 from turnwise.client.manager import AsyncRemoteManager as AsyncRemoteManager
 from turnwise.client.session import AsyncRemoteSession as AsyncRemoteSession
 from turnwise.client.session_memory import AsyncRemoteSessionMemory as AsyncRemoteSessionMemory
+from turnwise.client.subscription import AsyncRemoteSubscription as AsyncRemoteSubscription
 from turnwise.client.webhooks import AsyncRemoteWebhook as AsyncRemoteWebhook

@@ -11,13 +11,14 @@ from typing import Any
 import httpx2
 
 from turnwise.client import steps
-from turnwise.client.shared.answers import Answer, Request, Whose, given
+from turnwise.client.shared.answers import IF_UNKNOWN, KEY, REQUEST_ID, Answer, Request, Whose, given
 from turnwise.client.shared.block_caches import BlockCaches
 from turnwise.client.shared.problems import NOT_TURNWISE, error_of, not_turnwise
 from turnwise.client.shared.reading import EVENT_END, events_of, read_event, sse_fields
 from turnwise.errors import ConfigError, InvalidInputError, ServiceAwayError, ServiceError, TurnwiseError, shown
 from turnwise.memory.conversation.events import AnyEvent, RunCancelled
 from turnwise.memory.growing_pauses import GrowingPauses
+from turnwise.memory.values.ids import new_id
 
 CONNECT_S = 10.0
 """How long a connection may take, and how long one of the pool is waited for."""
@@ -44,6 +45,9 @@ _REFUSED = ("unavailable", "too_many_streams", "too_many_connections")
 
 UNDECODABLE = "content that cannot be decoded"
 
+UNKNOWN_REQUEST = "request_unknown"
+"""What a process of the service says that does not know a repeated request, and has not carried it out."""
+
 _GATEWAY = (502, 503, 504)
 """What proxies answer while a service restarts."""
 
@@ -54,7 +58,7 @@ class AsyncConnection:
     """The connections of a manager to one service.
 
     A request that was not sent is sent again for `retry_s` seconds, as is one that the service has refused before it
-    did anything. One whose answer was lost is sent again only if it is repeatable: it then does the same as once.
+    did anything, and one whose answer was lost: under the same id, by which the service answers as it did before.
 
     Args:
         url: that of the service, or of where it is mounted.
@@ -104,54 +108,37 @@ class AsyncConnection:
             ServiceAwayError: the service cannot be reached, or the answer was lost.
             ServiceError: the answer is none of turnwise's.
         """
-        trying = _Trying(self.url, self._retry_s)
+        trying = _Trying(self.url, 0.0 if request.is_sent_once else self._retry_s)
+        has_id = request.method != "GET" and not request.is_read and KEY not in request.headers
+        names = {REQUEST_ID: new_id()} if has_id else {}
         attempts = 0
         while True:
             attempts += 1
             self._check_open(may_be_done=trying.may_be_done)
-            headers = await self._headers(whose, request.headers)
+            if trying.may_be_done and not request.is_repeatable:
+                names[IF_UNKNOWN] = "refuse"
+            headers = await self._headers(whose, {**names, **request.headers})
+            body = {"json": request.body} if request.content is None else {"content": request.content()}
             try:
                 status, content = await self._exchange(
                     request.method,
                     request.path,
                     params=_parameters(request.query, whose),
                     headers=headers,
-                    json=request.body,
                     timeout=httpx2.Timeout(self._timeout_s + request.wait_s, connect=CONNECT_S, pool=CONNECT_S),
+                    **body,
                 )
             except httpx2.RequestError as error:
-                is_unsent = isinstance(error, _UNSENT)
-                pause_s = trying.pause_after(error, is_unsent=is_unsent, is_repeatable=request.is_repeatable)
-                await steps.sleep(pause_s)
+                await steps.sleep(trying.pause_after(error, is_unsent=isinstance(error, _UNSENT)))
                 continue
             if httpx2.codes.is_success(status):
                 return Answer(self._json(status, content) if content else None, attempts)
             problem = self._error(status, content)
+            if isinstance(problem, ServiceError) and problem.word == UNKNOWN_REQUEST:
+                raise _away(self.url, problem, may_be_done=True)
             if not _is_passing(problem):
                 raise problem
-            is_unsent = problem.word in _REFUSED
-            await steps.sleep(trying.pause_after(problem, is_unsent=is_unsent, is_repeatable=request.is_repeatable))
-
-    async def send(
-        self, path: str, content: Any, *, query: Mapping[str, Any], headers: Mapping[str, str], whose: Whose
-    ) -> Answer:
-        """Send a body of bytes, once; see `ask`."""
-        self._check_open()
-        all_headers = await self._headers(whose, headers)
-        try:
-            status, answered = await self._exchange(
-                "POST",
-                path,
-                params=_parameters(query, whose),
-                headers=all_headers,
-                content=content,
-                timeout=httpx2.Timeout(self._timeout_s, connect=CONNECT_S, pool=CONNECT_S),
-            )
-        except httpx2.RequestError as error:
-            raise _away(self.url, error, may_be_done=not isinstance(error, _UNSENT)) from error
-        if not httpx2.codes.is_success(status):
-            raise self._error(status, answered)
-        return Answer(self._json(status, answered))
+            await steps.sleep(trying.pause_after(problem, is_unsent=problem.word in _REFUSED))
 
     async def _exchange(self, method: str, path: str, **options: Any) -> tuple[int, bytes]:
         """Send a request; return the status and the content of the answer.
@@ -215,13 +202,31 @@ class AsyncConnection:
 
     async def _stream(self, path: str, after: int, whose: Whose) -> AsyncIterator[AnyEvent]:
         """Yield events until the stream ends or is cut; none of another answer than a stream."""
+        request = Request(method="GET", path=path, headers={"Last-Event-ID": str(after)})
+        async for fields in self.stream(request, whose):
+            yield read_event(fields[b"data"])
+
+    async def stream(
+        self, request: Request, whose: Whose, *, on_open: Callable[[httpx2.Response], None] = lambda response: None
+    ) -> AsyncIterator[Mapping[bytes, bytes]]:
+        """Yield the events of a stream, each as its fields, until the stream ends or is cut; see `ask`.
+
+        If the service has no room for it now, or something on the way lets no stream through, there are none.
+
+        Args:
+            on_open: called when the answer begins.
+        """
         self._check_open()
-        headers = await self._headers(whose, {"Accept": STREAM, "Last-Event-ID": str(after)})
-        timeout = httpx2.Timeout(SILENT_S, connect=CONNECT_S, pool=CONNECT_S)
-        options: dict[str, Any] = {"headers": headers, "params": _parameters({}, whose), "timeout": timeout}
+        options: dict[str, Any] = {
+            "headers": await self._headers(whose, {"Accept": STREAM, **request.headers}),
+            "params": _parameters(request.query, whose),
+            "timeout": httpx2.Timeout(SILENT_S, connect=CONNECT_S, pool=CONNECT_S),
+            "json": request.body,
+        }
         rest = b""
         try:
-            async with self._http.stream("GET", self.url + path, **options) as response:
+            async with self._http.stream(request.method, self.url + request.path, **options) as response:
+                on_open(response)
                 if not response.is_success:
                     error = self._error(response.status_code, await response.aread())
                     if _is_passing(error):
@@ -236,7 +241,7 @@ class AsyncConnection:
                             problem = json.loads(fields[b"data"])
                             raise error_of(self.url, int(problem.get("status", 500)), problem)
                         if b"data" in fields:
-                            yield read_event(fields[b"data"])
+                            yield fields
         except httpx2.RequestError as error:
             _log.info("a stream of events of %s was cut: %s", self.url, type(error).__name__)
 
@@ -289,12 +294,11 @@ class _Trying:
         self.may_be_done = False
         """Whether the answer of any attempt up to now was lost."""
 
-    def pause_after(self, error: Exception, *, is_unsent: bool, is_repeatable: bool) -> float:
+    def pause_after(self, error: Exception, *, is_unsent: bool) -> float:
         """Return how long to wait before the next attempt.
 
         Args:
             is_unsent: whether the service has done nothing at the attempt that ended with this error.
-            is_repeatable: whether the request may be sent again although it may have been carried out.
 
         Raises:
             ServiceAwayError: there is none.
@@ -302,7 +306,7 @@ class _Trying:
         self.may_be_done |= not is_unsent
         now = time.monotonic()
         self._end_s = now + self._retry_s if self._end_s is None else self._end_s
-        if not (is_unsent or is_repeatable) or now >= self._end_s:
+        if now >= self._end_s:
             raise _away(self._url, error, may_be_done=self.may_be_done) from error
         return min(self._pauses.next_s(), self._end_s - now)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from turnwise.actors.client.shared.arguments import FileId, Limit, Text, checked
@@ -41,17 +42,20 @@ class AsyncRemoteFiles:
 
         Raises:
             FileRefusedError: it is too large, there are too many, or its name or its type cannot be used.
-            ServiceAwayError: if its `word` is "unknown", the file may have been stored.
+            ServiceAwayError: if its `word` is "unknown", the file may have been stored. Bytes are sent again when
+                an answer was lost; a file that is read is not.
         """
         headers = {"Content-Type": media_type or "application/octet-stream"}
-        answer = await self._connection.send(
-            path_of(*self._place),
-            steps.pieces(name, data),
+        request = Request(
+            method="POST",
+            path=path_of(*self._place),
             query={"name": name},
             headers=headers,
-            whose=self._whose,
+            content=partial(steps.pieces, name, data),
+            is_sent_once=not isinstance(data, Sequence),
+            is_repeatable=False,
         )
-        return file_of(answer.data)
+        return file_of((await self._connection.ask(request, self._whose)).data)
 
     @checked(file_id=FileId)
     async def get(self, file_id: str) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -18,9 +19,12 @@ from turnwise.actors.client.shared.arguments import (
     Count,
     Day,
     EngineName,
+    EventSink,
+    Folder,
     Format,
     IdempotencyKey,
     IfExists,
+    IfRaises,
     Instructions,
     Labels,
     LedgerFields,
@@ -37,6 +41,8 @@ from turnwise.actors.client.shared.arguments import (
     Seconds,
     Secret,
     SessionId,
+    Sink,
+    StoredKinds,
     TenantName,
     Text,
     Time,
@@ -48,6 +54,7 @@ from turnwise.actors.client.shared.arguments import (
     json_object,
 )
 from turnwise.actors.client.shared.run_options import RunOptions
+from turnwise.actors.hosting.wire import DrainReport, HostInfo
 from turnwise.client.connection import AsyncConnection
 from turnwise.client.execution import AsyncRemoteExecutionHandle
 from turnwise.client.files import AsyncRemoteFiles
@@ -55,20 +62,25 @@ from turnwise.client.session import AsyncRemoteSession
 from turnwise.client.shared.answers import MOST_HITS, Request, Whose, given, most, path_of
 from turnwise.client.shared.reading import (
     delivery_of,
+    drain_report_of,
     forgotten_of,
     hit_of,
+    host_of,
     marked_of,
     page_of,
     quota_use_of,
     report_of,
     run_of,
     session_of,
+    swept_of,
     tenant_of,
     webhook_of,
 )
 from turnwise.client.shared.sending import run_body
+from turnwise.client.subscription import AsyncRemoteSubscription
 from turnwise.client.webhooks import AsyncRemoteWebhook
 from turnwise.errors import InvalidInputError, QuotaNotFoundError, shown
+from turnwise.memory.archive.expiry import Swept
 from turnwise.memory.conversation.ledger import LedgerField, UsageReport
 from turnwise.memory.conversation.marks import MarkedMessage
 from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
@@ -99,9 +111,10 @@ class AsyncRemoteManager:
     operator's or the service has no authentication. If nobody is named, requests are those of the token's user; `list`,
     `count`, `runs` and `schedules` are then about all users if the token is an operator's.
 
-    A request that was not sent is sent again for `retry_s` seconds, and so is one whose answer was lost, where that
-    does the same as sending it once: reads, starts of runs, cancels of runs, decisions. For others, ServiceAwayError
-    says with its `word` what is known: "unsent", or "unknown" if it may have been carried out.
+    A request that was not sent, or whose answer was lost, is sent again for `retry_s` seconds. It is carried out once:
+    the process of the service that has done so repeats its answer. Another process carries a request out only if doing
+    it twice does the same as once. Otherwise ServiceAwayError says with its `word` what is known: "unsent", or
+    "unknown" if the request may have been carried out.
 
     Args:
         url: that of the service, or where it is mounted: `https://chat.example.com`.
@@ -130,6 +143,7 @@ class AsyncRemoteManager:
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         self._user = user
+        self._subscriptions: list[AsyncRemoteSubscription] = []
         self._connection = AsyncConnection(
             url, token, timeout_s=timeout_s, retry_s=retry_s, connections=connections, transport=transport
         )
@@ -234,7 +248,7 @@ class AsyncRemoteManager:
     ) -> AsyncRemoteExecutionHandle:
         """Start a run without a history and without memories, of which the service's store keeps nothing.
 
-        See `SessionManager.run_once`. If the answer is lost, ServiceAwayError says that a run may have been started.
+        See `SessionManager.run_once`.
         """
         body, headers = run_body("*", prompts, options, names=("if_busy",))
         if options.get("idempotency_key") is not None:
@@ -495,6 +509,52 @@ class AsyncRemoteManager:
         return page_of(await self._ask("GET", "runs", whose=self._whose(user_id), query=query), run_of)
 
     @checked(
+        on_event=Sink,
+        session_id=SessionId | None,
+        user_id=UserId | None,
+        agent=AgentName | None,
+        kinds=StoredKinds | None,
+        labels=Labels | None,
+        cursor=Text | None,
+        if_raises=IfRaises,
+    )
+    async def subscribe(
+        self,
+        on_event: EventSink,
+        *,
+        session_id: str | None = None,
+        user_id: str | None = None,
+        agent: str | None = None,
+        kinds: Sequence[str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        cursor: str | None = None,
+        if_raises: IfRaises = "repeat",
+    ) -> AsyncRemoteSubscription:
+        """Call a function with each stored event of all matching sessions, from now on, also of future ones.
+
+        See `SessionManager.subscribe`. The events come by one stream; one that is cut goes on behind the last event. If
+        no user is named: of all users, if the token is an operator's.
+
+        Raises:
+            SessionNotFoundError: there is no such session, or it belongs to another user.
+        """
+        whose = self._whose(user_id)
+        filters = given(
+            session_id=session_id,
+            agent=agent,
+            kinds=None if kinds is None else sorted(kinds),
+            labels=labels and dict(labels),
+            **(self._all(user_id) if session_id is None else {}),
+        )
+        begin = await self._ask(
+            "POST", "events", whose=whose, body={**filters, "cursor": cursor, "limit": 0}, is_read=True
+        )
+        place = self._connection, whose, filters, str(begin["cursor"])
+        subscription = AsyncRemoteSubscription(*place, on_event=on_event, if_raises=if_raises)
+        self._subscriptions.append(subscription)
+        return subscription
+
+    @checked(
         url=Text,
         events=WebhookEvents,
         user_id=UserId | None,
@@ -525,7 +585,10 @@ class AsyncRemoteManager:
 
     @checked(user_id=UserId | None)
     async def webhooks(self, *, user_id: str | None = None) -> Sequence[AsyncRemoteWebhook]:
-        """Return the webhooks that are told of a user's sessions alone; without a user, all that the token may see."""
+        """Return the webhooks that are told of a user's sessions alone, oldest first.
+
+        Without a user: all that the token may see.
+        """
         records = map(webhook_of, (await self._ask("GET", "webhooks", whose=self._whose(None)))["items"])
         return [
             AsyncRemoteWebhook(self._connection, self._whose(None), record)
@@ -631,7 +694,8 @@ class AsyncRemoteManager:
     async def forget(self, user_id: str, *, verify: bool = True) -> Forgotten:
         """Delete a user's sessions, webhooks and what the service's memories keep; return what was removed.
 
-        See `SessionManager.forget`. May be repeated, and must be if it fails halfway.
+        See `SessionManager.forget`. May be repeated, and must be if it fails halfway. If the answer was lost, and the
+        process that gave it has ended, another one forgets the user again: the report then names only what was left.
         """
         whose = self._whose(user_id)
         return forgotten_of(await self._ask("DELETE", "user", whose=whose, query={"verify": verify}))
@@ -649,12 +713,50 @@ class AsyncRemoteManager:
         """Clear all of a user's sessions, those of agents included. See `SessionManager.clear`.
 
         Raises:
-            ServiceAwayError: if its `word` is "unknown", sessions may have been cleared. A second call would also
-                remove what was said meanwhile, so look at them first.
+            ServiceAwayError: if its `word` is "unknown", sessions may have been cleared. Another call would also remove
+                what was said meanwhile, so look at them first.
         """
         body = {"keep_last": keep_last, "memory": memory, "verify": verify}
         options: dict[str, Any] = {"body": body, "query": {"agent": agent}, "is_repeatable": False}
         return forgotten_of(await self._ask("POST", "clear", whose=self._whose(user_id), **options))
+
+    @checked(archive=Folder | None, memory=bool)
+    async def sweep(self, archive: str | Path | None = None, *, memory: bool = False) -> Swept:
+        """Delete sessions that have expired and have no active run; return which were deleted or kept. For operators.
+
+        See `SessionManager.sweep`. Sessions are exported to no folder: run `sweep(archive)` where the store is.
+        """
+        if archive is not None:
+            reason = "over HTTP, sessions are swept without an archive: leave it out, or sweep where the store is"
+            raise InvalidInputError("archive", shown(str(archive)), reason)
+        return swept_of(await self._ask("POST", "sweep", whose=self._whose(None), body={"memory": memory}))
+
+    async def hosts(self) -> Sequence[HostInfo]:
+        """Return the processes that host sessions of the service's store, on all nodes of its cluster. For operators.
+
+        See `SessionManager.hosts`.
+        """
+        return list(map(host_of, (await self._ask("GET", "hosts", whose=self._whose(None)))["items"]))
+
+    @checked(node=Text | None, timeout_s=WaitSeconds)
+    async def drain(self, node: str | None = None, *, timeout_s: float = 60.0) -> DrainReport:
+        """Have all processes of turnwise leave a node of the service's cluster that is about to go. For operators.
+
+        See `SessionManager.drain`. May be repeated.
+
+        Args:
+            node: Ray's id of the node, as `hosts` has it.
+            timeout_s: how long runs may go on there, in seconds.
+
+        Raises:
+            InvalidInputError: no node is named.
+            ConfigError: there is no such node, it is the head of the cluster, or the service has no cluster.
+        """
+        if node is None:
+            raise InvalidInputError("node", None, "this process is on no node of the service's cluster: name one")
+        body = {"node": node, "timeout_s": timeout_s}
+        request = Request(method="POST", path=path_of("drain"), body=body, wait_s=timeout_s)
+        return drain_report_of((await self._connection.ask(request, self._whose(None))).data)
 
     @checked(run_id=RunId, user_id=UserId | None, as_user=AsUser | None)
     async def execution(
@@ -673,7 +775,9 @@ class AsyncRemoteManager:
         return AsyncRemoteExecutionHandle(self._connection, whose, data["session_id"], run_id, data["turn_index"])
 
     async def close(self) -> None:
-        """Close all connections. Sessions and their runs continue. Closing twice is fine."""
+        """Close all subscriptions and connections. Sessions and their runs continue. Closing twice is fine."""
+        for subscription in self._subscriptions:
+            await subscription.close()
         await self._connection.close()
 
     def _whose(self, user_id: str | None, as_user: str | None = None) -> Whose:

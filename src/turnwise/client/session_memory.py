@@ -101,13 +101,15 @@ class AsyncRemoteSessionMemory:
         """Return up to `limit` items that are relevant to the query, best first. See `SessionMemory.recall`."""
         body = given(types=None if types is None else list(map(str, types)), category=category and str(category))
         body |= given(as_of=None if as_of is None else time_before(as_of))
-        return recalled_of(await self._ask("POST", "memory", "recall", body={"query": query, "limit": limit, **body}))
+        return recalled_of(
+            await self._ask("POST", "memory", "recall", body={"query": query, "limit": limit, **body}, is_read=True)
+        )
 
     @checked(query=Text, limit=Limit)
     async def recall_apart(self, query: str, *, limit: int = 10) -> RecalledContent:
         """Return up to `limit` items of each memory that are relevant to the query, by kinds of memories."""
         body = {"query": query, "limit": limit}
-        return recalled_content_of(await self._ask("POST", "memory", "recall-apart", body=body))
+        return recalled_content_of(await self._ask("POST", "memory", "recall-apart", body=body, is_read=True))
 
     @checked(category=Category | None, type=Type | None, limit=Limit, cursor=Text | None, memory=Text | None)
     async def list(
@@ -153,7 +155,9 @@ class AsyncRemoteSessionMemory:
     @checked(text=Text)
     async def find_about(self, text: str) -> About:
         """Return what `forget_about(text)` would delete, and similar items, which it would not; change nothing."""
-        return about_of(await self._ask("POST", "memory", "forget-about", body={"text": text, "preview": True}))
+        return about_of(
+            await self._ask("POST", "memory", "forget-about", body={"text": text, "preview": True}, is_read=True)
+        )
 
     @checked(what=AboutArg)
     async def forget_about(self, what: str | About) -> About:

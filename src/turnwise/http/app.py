@@ -6,12 +6,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
 
@@ -31,6 +30,8 @@ from turnwise.http.middleware.size_limits import SizeLimits, refused
 from turnwise.http.middleware.tracing import TraceContext
 from turnwise.http.middleware.uploads import MULTIPART_BYTES, BodyLimits
 from turnwise.http.native import (
+    cluster,
+    events,
     files as native_files,
     marks,
     members,
@@ -65,36 +66,16 @@ class _App(FastAPI):
         return document
 
 
-@cache
 def _routes() -> list[BaseRoute]:
-    """Return the routes that all apps of this process share: FastAPI analyses each of them once, for 0.1 s in all."""
-    front_ends = [ui.router]
+    """Return the routes of all routers. Apps share them: `include_router` would build each one anew for each app."""
+    routers = [health.router, sessions.router, runs.router, memories.router, models.router, chat.router]
+    routers += [schedules.router, usage.router, quotas.router, tenants.router, webhooks.router, marks.router]
+    routers += [native_files.router, members.router, events.router, cluster.router, ui.router]
     if find_spec("ag_ui"):  # an extra of its own
-        front_ends.append(import_module("turnwise.http.front_ends.ag_ui").router)
-    all_routes = APIRouter()
-    for router in (
-        health.router,
-        sessions.router,
-        runs.router,
-        memories.router,
-        models.router,
-        chat.router,
-        schedules.router,
-        usage.router,
-        quotas.router,
-        tenants.router,
-        webhooks.router,
-        marks.router,
-        native_files.router,
-        members.router,
-        *front_ends,
-        responses.router,
-        conversations.router,
-        openai_files.router,
-        errors.router,  # the last of OpenAI's: it has all of their addresses
-    ):
-        all_routes.include_router(router)
-    return all_routes.routes
+        routers.append(import_module("turnwise.http.front_ends.ag_ui").router)
+    routers += [responses.router, conversations.router, openai_files.router]
+    routers.append(errors.router)  # the last of OpenAI's: it has all of their addresses
+    return [route for router in routers for route in router.routes]
 
 
 def create_app(

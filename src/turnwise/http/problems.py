@@ -97,6 +97,14 @@ class TooManyStreams(Exception):  # noqa: N818 - an answer, not an error of turn
         super().__init__(f"{which} are open, and no more may be: close one, or wait until one ends")
 
 
+class RequestUnknown(Exception):  # noqa: N818 - an answer, not an error of turnwise
+    """A repeated request is refused, since this process does not know its answer."""
+
+    def __init__(self, request_id: str) -> None:
+        remedy = "it may have been carried out elsewhere: look at what it was to change before you send it anew"
+        super().__init__(f"this process does not know request {shown(request_id)}; {remedy}")
+
+
 _WORDS = {
     416: "range_not_satisfiable",
     401: "unauthorized",
@@ -250,6 +258,10 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(TooManyStreams)
     async def too_many(request: Request, error: TooManyStreams) -> Response:
         return answer(problem(429, "Too many streams", str(error), error="too_many_streams"))
+
+    @app.exception_handler(RequestUnknown)
+    async def unknown(request: Request, error: RequestUnknown) -> Response:
+        return answer(problem(409, "Request unknown", str(error), error="request_unknown"))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:

@@ -21,6 +21,7 @@ from turnwise.errors import InvalidInputError, OperatorsOnlyError, shown
 from turnwise.http.auth import Auth, Identity, identity_of
 from turnwise.http.native.handles import Handles, Result, whose
 from turnwise.http.problems import TooManyStreams, Unauthorized
+from turnwise.http.remembered_answers import Answers
 from turnwise.http.settings import HttpSettings, OnDisconnect
 from turnwise.memory.conversation.sessions import DEFAULT_USER
 from turnwise.memory.quotas.records import asked_quotas
@@ -53,6 +54,7 @@ class Service:
         self.stopping = asyncio.Event()
         """Set when the server stops: streams then end early, and clients resume them by `Last-Event-ID`."""
         self.handles = Handles(manager)
+        self.answers = Answers()
         self._tenants = _NamedTenants(manager)
         self._streams: Counter[str | None] = Counter()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -236,7 +238,14 @@ class Caller:
         return await self.service.handles.on_run(self.user_id, run_id, verb, owner=self.owner)
 
 
-async def _caller(request: Request) -> Caller:
+async def caller_of(request: Request) -> Caller:
+    """Return who makes a request.
+
+    Raises:
+        Unauthorized: the request has no valid credentials.
+        OperatorsOnlyError: it names another user, and is no operator's.
+        InvalidInputError: a header cannot be read.
+    """
     service: Service = request.app.state.service
     choice = request.headers.get(ON_DISCONNECT, service.settings.on_disconnect)
     if choice not in get_args(OnDisconnect):
@@ -271,7 +280,7 @@ def check_may_approve(identity: Identity | None, call_id: str) -> None:
         raise OperatorsOnlyError(identity.user_id, "let a run exceed a quota", "wait for the quota's next period")
 
 
-RequestCaller = Annotated[Caller, Depends(_caller)]
+RequestCaller = Annotated[Caller, Depends(caller_of)]
 """The parameter by which a route gets its `Caller`."""
 
 Owner = Annotated[

@@ -24,7 +24,16 @@ MODULES = (
 
 REMOTE = ROOT / "src/turnwise/client"
 
-REMOTE_MODULES = ("connection", "execution", "files", "session", "session_memory", "webhooks", "manager")
+REMOTE_MODULES = (
+    "connection",
+    "execution",
+    "files",
+    "session",
+    "session_memory",
+    "webhooks",
+    "subscription",
+    "manager",
+)
 """Likewise, of the client of a service."""
 
 HEADER = "# Made from {path} by `make blocking`: change that file.\n"
@@ -107,6 +116,11 @@ A session as a memory with three verbs, for programs that call their models them
             asynchronous family it may be a coroutine function.
 """: "        token: what is sent as `Authorization: Bearer`, or a function that returns it for each request.\n",
         "such as `httpx2.ASGITransport(app)` in tests": "such as `httpx2.HTTPTransport(uds=...)`",
+    },
+    "src/turnwise/client/subscription.py": {
+        "Calls a function, or a coroutine function, with events, in a task of its own, until it is closed.\n": (
+            "Calls a function with events, in a thread of its own, until it is closed.\n"
+        ),
     },
     "src/turnwise/client/session.py": {
         "`RemoteSession` with its methods as coroutines: any number at once; they take effect one at a time.\n": (

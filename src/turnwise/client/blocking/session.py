@@ -131,7 +131,7 @@ class RemoteSession:
     def append(self, *prompts: Prompt) -> Turn:
         """Store prompts for the next run; return that run's turn, with all prompts that wait for the run. Durable.
 
-        See `Session.append`. If the answer is lost, ServiceAwayError says that the prompts may have been stored.
+        See `Session.append`.
         """
         return self._stored("append", {"prompt": prompts_body(self.id, prompts)}, is_repeatable=False)
 
@@ -275,7 +275,7 @@ class RemoteSession:
     ) -> Delivery:
         """Change a schedule, and return it as it is then; what is omitted stays. Durable on return.
 
-        See `Session.change_schedule`. If the answer is lost, ServiceAwayError says that it may have been changed.
+        See `Session.change_schedule`.
         """
         check_names("Session.change_schedule()", options, list(LaterRunOptions.__annotations__))
         body, _ = self._run_body(prompts, cast(RunOptions, options))
@@ -287,7 +287,7 @@ class RemoteSession:
     def send(self, to_session: str, text: str) -> Delivery:
         """Send a message to another session of the same user; return it as it waits. Durable on return.
 
-        See `Session.send`. If the answer is lost, ServiceAwayError says that it may have been sent.
+        See `Session.send`.
         """
         body = {"to_session": to_session, "text": text}
         return delivery_of(self._post("send", body=body, is_repeatable=False))
@@ -441,7 +441,7 @@ class RemoteSession:
     def fork(self, at: int | None = None, session_id: str | None = None, *, schedules: bool = False) -> RemoteSession:
         """Return a new session that continues after turn `at`, by default the last turn that ended.
 
-        See `Session.fork`. Without a `session_id`, a call whose answer was lost is repeated, and makes one fork.
+        See `Session.fork`.
         """
         fork_id = session_id or new_id()
         body = given(at=at, id=fork_id, schedules=schedules)
@@ -495,7 +495,7 @@ class RemoteSession:
         Raises:
             InvalidInputError: the summary is not from this session.
         """
-        return blocks_of((self._post("expand", body={"summary": block_body(summary)}))["blocks"])
+        return blocks_of((self._post("expand", body={"summary": block_body(summary)}, is_read=True))["blocks"])
 
     @checked(title=Title | None, merge=bool)
     def update(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -11,6 +11,12 @@ from turnwise.errors import InvalidInputError, shown
 
 ON_BEHALF_OF = "X-Turnwise-User"
 """The header that names the user for whom a request is made; see `turnwise.http.service`."""
+
+REQUEST_ID, IF_UNKNOWN = "X-Turnwise-Request", "X-Turnwise-If-Unknown"
+"""The headers that name a request, and say what becomes of a repeated one; see `turnwise.http.repeats`."""
+
+KEY = "Idempotency-Key"
+"""The header of a request whose effect the service's store identifies by a key."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +54,17 @@ class Request:
     """Names with values; those that are None are left out."""
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    content: Callable[[], Any] | None = None
+    """Returns the bytes to send instead of `body`, as often as the request is sent."""
+    is_read: bool = False
+    """Whether it changes nothing, so that the service need not remember its answer; a GET never does."""
+    is_sent_once: bool = False
+    """Whether its content can be read once only, so that it is never sent again."""
     is_repeatable: bool = True
-    """Whether it may be sent again when its answer was lost."""
+    """Whether carrying it out twice does the same as once.
+
+    If not, it is repeated only where the process of the service that has carried it out remembers the answer.
+    """
     wait_s: float = 0.0
     """How long the service may wait before it answers."""
 

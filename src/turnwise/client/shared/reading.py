@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from turnwise.actors.client.shared.event_page import EventPage
-from turnwise.actors.hosting.wire import SessionInfo
+from turnwise.actors.hosting.wire import DrainReport, HostInfo, HostLoad, SessionInfo
+from turnwise.memory.archive.expiry import Swept
 from turnwise.memory.conversation.blocks import AnyBlock, decode_json, encode
 from turnwise.memory.conversation.calls.tool_calls import PendingCall
 from turnwise.memory.conversation.events import AnyEvent
@@ -290,6 +291,33 @@ def _row(data: Json) -> LedgerRow:
 def tenant_of(data: Json) -> Tenant:
     """Return a tenant."""
     return Tenant(**data)
+
+
+# Processes, nodes and expired sessions
+
+
+def host_of(data: Json) -> HostInfo:
+    """Return a process that hosts sessions."""
+    load = data["load"]
+    names = ("name", "is_packed", "is_replaced", "pid", "node_id", "node", "memory_bytes")
+    counts = load and _named(load, "sessions", "calls", "waits")
+    return HostInfo(load=load and HostLoad(recent=_keys(load["recent"]), **counts), **_named(data, *names))
+
+
+def drain_report_of(data: Json) -> DrainReport:
+    """Return how a node was drained."""
+    return DrainReport(**{**data, "late": tuple(data["late"])})
+
+
+def swept_of(data: Json) -> Swept:
+    """Return what became of expired sessions."""
+    kept = {name: _keys(data[name]) for name in ("deleted", "busy", "used")}
+    failed = {SessionKey(part["session_id"], part["user_id"]): part["why"] for part in data["failed"]}
+    return Swept(failed=failed, **kept)
+
+
+def _keys(data: Iterable[Json]) -> tuple[SessionKey, ...]:
+    return tuple(SessionKey(part["session_id"], part["user_id"]) for part in data)
 
 
 # Memories

@@ -16,10 +16,12 @@ from turnwise.http.middleware.paths import InPath, path_of
 from turnwise.http.native.models import Shown
 from turnwise.http.native.sessions import NOT_FOUND, Limit
 from turnwise.http.problems import answer, documented, problem, word_of
+from turnwise.http.repeats import RepeatableRoute
 from turnwise.http.service import Caller, MemberCaller, RequestCaller
 from turnwise.memory.files.records import FileRecord
 
 router = APIRouter(
+    route_class=RepeatableRoute,
     prefix="/v1",
     tags=["files"],
     generate_unique_id_function=lambda route: route.name,

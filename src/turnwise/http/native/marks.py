@@ -13,11 +13,13 @@ from turnwise.http.middleware.paths import InPath
 from turnwise.http.native.models import Body, MarkShown, Shown, example
 from turnwise.http.native.sessions import CONFLICT, Cursor, Limit
 from turnwise.http.problems import documented
+from turnwise.http.repeats import RepeatableRoute
 from turnwise.http.service import MemberCaller, RequestCaller, check_operator
 from turnwise.memory.conversation.marks import MarkedMessage
 from turnwise.memory.stores.base import Page
 
 router = APIRouter(
+    route_class=RepeatableRoute,
     prefix="/v1",
     tags=["marks"],
     generate_unique_id_function=lambda route: route.name,

@@ -14,10 +14,12 @@ from turnwise.http.middleware.paths import InPath
 from turnwise.http.native.models import Body, Shown, example
 from turnwise.http.native.sessions import NOT_FOUND
 from turnwise.http.problems import documented
+from turnwise.http.repeats import RepeatableRoute
 from turnwise.http.service import MemberCaller
 from turnwise.memory.conversation.sessions import MemberRole
 
 router = APIRouter(
+    route_class=RepeatableRoute,
     prefix="/v1",
     tags=["members"],
     generate_unique_id_function=lambda route: route.name,

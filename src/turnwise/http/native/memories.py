@@ -12,6 +12,7 @@ from turnwise.http.middleware.paths import InPath
 from turnwise.http.native.models import Body, ForgottenShown, Shown, example
 from turnwise.http.native.sessions import CONFLICT, NOT_FOUND, Cursor, Limit
 from turnwise.http.problems import documented
+from turnwise.http.repeats import RepeatableRoute
 from turnwise.http.service import MemberCaller
 from turnwise.http.sse import wait_for
 from turnwise.memory.conversation.memory_use import MemoryUse
@@ -21,6 +22,7 @@ from turnwise.memory.longterm.retention.about import About, Mention, Reason
 from turnwise.memory.values.limits import MAX_NAMES
 
 router = APIRouter(
+    route_class=RepeatableRoute,
     prefix="/v1/sessions/{session_id}",
     tags=["memory"],
     generate_unique_id_function=lambda route: route.name,

@@ -946,6 +946,37 @@ class EventsShown(Shown):
         return cls(items=list(events), next=next)
 
 
+class FollowEvents(Body):
+    """Which events to send."""
+
+    model_config = example(kinds=["run_completed", "run_failed"])
+
+    session_id: str | None = None
+    """Only of this session of the user."""
+    agent: str | None = None
+    """Only of sessions of this agent."""
+    kinds: list[str] | None = None
+    """Only events of these kinds."""
+    labels: dict[str, str] | None = None
+    """Only events that have all of these labels."""
+    cursor: str | None = None
+    """Go on behind the events of an earlier answer with the same filters; from now on if omitted."""
+    all: bool = False
+    """Of all users, for operators and without authentication; others get their own."""
+    limit: Annotated[int, Field(ge=0, le=1_000)] = 1_000
+    """How many events of a page are enough; with 0, the answer is only the cursor."""
+
+
+class EventsBehind(Shown):
+    """Stored events of sessions, those of a session by number."""
+
+    items: list[AnyEvent]
+    ids: list[str]
+    """Of each event: the log of its session, a colon, and its number there."""
+    cursor: str
+    """Pass it to go on behind these events."""
+
+
 class RunStarted(Shown):
     """A run that is stored, and started or queued."""
 

@@ -12,10 +12,12 @@ from turnwise.http.middleware.paths import InPath
 from turnwise.http.native.models import Body, Shown, example
 from turnwise.http.native.sessions import NOT_FOUND, Agent, OfTenant
 from turnwise.http.problems import documented
+from turnwise.http.repeats import RepeatableRoute
 from turnwise.http.service import RequestCaller, check_may_name, check_operator
 from turnwise.memory.quotas.records import Quota, QuotaPeriod, QuotaThen, QuotaUnit, QuotaUse
 
 router = APIRouter(
+    route_class=RepeatableRoute,
     prefix="/v1",
     tags=["quotas"],
     generate_unique_id_function=lambda route: route.name,

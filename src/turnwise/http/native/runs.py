@@ -56,6 +56,7 @@ from turnwise.http.native.sessions import (
     users_of,
 )
 from turnwise.http.problems import BUSY, answer, documented, problem_of
+from turnwise.http.repeats import RepeatableRoute
 from turnwise.http.service import Caller, MemberCaller, RequestCaller, check_may_approve, check_may_name
 from turnwise.http.sse import (
     PAGE,
@@ -72,6 +73,7 @@ from turnwise.memory.conversation.spans import Spans
 from turnwise.memory.conversation.turns import Turn
 
 router = APIRouter(
+    route_class=RepeatableRoute,
     prefix="/v1",
     tags=["runs"],
     generate_unique_id_function=lambda route: route.name,

@@ -21,10 +21,12 @@ from turnwise.http.native.schedule_models import (
 )
 from turnwise.http.native.sessions import CONFLICT, NOT_FOUND, Cursor, Limit, OfAll, users_of
 from turnwise.http.problems import documented
+from turnwise.http.repeats import RepeatableRoute
 from turnwise.http.service import MemberCaller, RequestCaller
 from turnwise.memory.deliveries.records import Delivery
 
 router = APIRouter(
+    route_class=RepeatableRoute,
     prefix="/v1",
     tags=["schedules"],
     generate_unique_id_function=lambda route: route.name,

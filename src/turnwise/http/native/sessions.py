@@ -60,6 +60,7 @@ from turnwise.http.native.models import (
     prompts_of,
 )
 from turnwise.http.problems import documented
+from turnwise.http.repeats import RepeatableRoute
 from turnwise.http.service import Caller, MemberCaller, RequestCaller, check_may_name
 from turnwise.http.sse import (
     PAGE,
@@ -82,6 +83,7 @@ from turnwise.memory.stores.search.records import SearchedRole
 from turnwise.memory.values.limits import MAX_NAMES
 
 router = APIRouter(
+    route_class=RepeatableRoute,
     prefix="/v1",
     tags=["sessions"],
     generate_unique_id_function=lambda route: route.name,

@@ -11,11 +11,13 @@ from turnwise.http.middleware.paths import InPath
 from turnwise.http.native.models import Body, Shown, example
 from turnwise.http.native.sessions import NOT_FOUND, Cursor, Limit
 from turnwise.http.problems import documented
+from turnwise.http.repeats import RepeatableRoute
 from turnwise.http.service import RequestCaller, check_operator
 from turnwise.memory.quotas.tenants import Tenant
 from turnwise.memory.stores.base import Page
 
 router = APIRouter(
+    route_class=RepeatableRoute,
     prefix="/v1",
     tags=["tenants"],
     generate_unique_id_function=lambda route: route.name,

@@ -11,6 +11,7 @@ from turnwise.errors import OperatorsOnlyError
 from turnwise.http.native.models import Shown, UsageShown, example
 from turnwise.http.native.sessions import Agent, OfTenant
 from turnwise.http.problems import documented
+from turnwise.http.repeats import RepeatableRoute
 from turnwise.http.service import RequestCaller, check_may_name
 from turnwise.memory.conversation.ledger import COLUMNS, LedgerRow, UsageReport
 from turnwise.memory.values.limits import MAX_NAMES
@@ -18,6 +19,7 @@ from turnwise.memory.values.limits import MAX_NAMES
 CSV = "text/csv"
 
 router = APIRouter(
+    route_class=RepeatableRoute,
     prefix="/v1",
     tags=["usage"],
     generate_unique_id_function=lambda route: route.name,

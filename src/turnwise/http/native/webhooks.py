@@ -28,10 +28,12 @@ from turnwise.http.native.webhook_models import (
     WebhookShown,
 )
 from turnwise.http.problems import documented
+from turnwise.http.repeats import RepeatableRoute
 from turnwise.http.service import MAX_WEBHOOKS_PER_USER, Caller, RequestCaller
 from turnwise.memory.deliveries.webhooks import repeatable_webhook_id
 
 router = APIRouter(
+    route_class=RepeatableRoute,
     prefix="/v1",
     tags=["webhooks"],
     generate_unique_id_function=lambda route: route.name,
@@ -99,7 +101,7 @@ async def _check_room(caller: Caller, user_id: str, idempotency_key: str | None)
         raise TooManyWebhooksError(user_id, MAX_WEBHOOKS_PER_USER, most)
 
 
-@router.get("/webhooks", summary="List webhooks, by their ids")
+@router.get("/webhooks", summary="List webhooks, oldest first")
 async def list_webhooks(caller: RequestCaller) -> Webhooks:
     """Operators get all; others those that are told of their sessions alone."""
     return Webhooks.of(await caller.manager.webhooks(user_id=caller.service.webhook_user(caller.identity)))

@@ -69,8 +69,8 @@ NOT_EQUAL: Table = [
     ("runs are", "in Ray's processes; in your process with `InProcess`", *["in your process"] * 5),
 ]
 
-BEHIND = """By the numbers of this page, each of its day, these are better than turnwise's by over a tenth, the best
-first:"""
+BEHIND = """By the numbers of this page, each of its day, these are better than turnwise's by over a tenth.
+The best stands first."""
 
 LESS = """The reasons: turnwise's runs are in Ray's processes, which take time to start and memory to be there, so a
 program has its first answer later, and each dedicated session takes a process. A stop is a durable record, made in
@@ -78,7 +78,7 @@ another process, where most others cancel a task. VectorMemory saves a text in S
 question shares no word with its answer, words say nothing, and vectors alone rank better."""
 
 NOT_MEASURED = """What is not measured here: LangGraph has graphs of steps, the Agents SDK handoffs and guardrails,
-Google ADK workflows of agents and their evaluation, Pydantic AI answers of checked types, and DBOS queues and calendars.
+Google ADK workflows of agents and their evaluation, Pydantic AI answers of checked types, DBOS queues and calendars.
 mem0 has a model pick facts out of what was said, and its own search by words."""
 
 

@@ -6,9 +6,9 @@ user. No model picks facts out of texts, so mem0 keeps each text as it is, and i
 model of its own, is not used. Questions that share no word with their answer come with the project, which holds no
 conversations of others. Those are in the file, or in each file of the folder, that `DATA=` names, such as the public
 parts of LoCoMo, REALTALK and BEAM, in the form that `make bench-memory` reads. Their questions are asked bare, in
-greetings and thanks, and with one typo each. For messages that need no memory, the right result is none: there turnwise is not searched, but asked what it reminds
-of, as for each prompt. Shown is the share of what answers a question that is among the ten results; how long it takes
-to save one of a user's first 100 texts; and how long to find.
+greetings and thanks, and with one typo each. For messages that need no memory, the right result is none: there turnwise
+is not searched, but asked what it reminds of, as for each prompt. Shown is the share of what answers a question that is
+among the ten results; how long it takes to save one of a user's first 100 texts; and how long to find.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Equal: the first agent's model asks for a task of 180 characters to be done by a
 then the first one's model answers the prompt. All models answer at once. Timed is until that answer is stored. Each
 library does it in its own way: LangGraph has a node that calls another graph, Google ADK an `AgentTool`, the OpenAI
 Agents SDK `as_tool`, and Pydantic AI a tool that runs the other agent. For turnwise, the second agent has a session of
-its own, which is stored too: in a dedicated placement also a process, so fewer of these turns are timed. Peers take
-turns. Each has had one turn before.
+its own, which is stored too, and if sessions are dedicated, a process: so fewer of these turns are timed. Peers take
+turns. Each has had one such turn before.
 """
 
 from __future__ import annotations

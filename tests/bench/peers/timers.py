@@ -2,8 +2,8 @@
 
 Equal: a prompt of 180 characters is to be answered in the conversation three tenths of a second later, by a model that
 answers at once, and that wish is stored: a schedule of turnwise, and a workflow of DBOS that sleeps first. The others
-have no timers. Shown is how late the turn begins, and how late its answer is stored. Each conversation has had a turn
-before. Peers take turns.
+have no timers. Shown is how late the turn begins, and how late its answer is stored. Each conversation has had one such
+turn before: on Ray, the first starts the process that begins the others. Peers take turns.
 """
 
 from __future__ import annotations
@@ -30,17 +30,12 @@ async def timer(peer: Peer) -> tuple[float, float] | None:
     return begun_at - due_at, stored_at - due_at
 
 
-async def turn(peer: Peer) -> bool:
-    await peer.turn("t", PROMPT)
-    return True
-
-
 def ask(bench: Bench) -> dict[str, Any]:
     began: dict[str, list[float]] = {name: [] for name in bench.names}
     stored: dict[str, list[float]] = {name: [] for name in bench.names}
     with bench.all("timers", Model()) as workers:
         for worker in workers.values():
-            worker.do("timers.turn")
+            worker.do("timers.timer")
         for _ in range(QUICK_ROUNDS if bench.quick else ROUNDS):
             for name, worker in workers.items():
                 if late := worker.do("timers.timer"):

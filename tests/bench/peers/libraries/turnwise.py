@@ -69,7 +69,7 @@ class Turnwise:
         while True:
             for event in await session.events(after, wait_s=10.0):
                 self.read[chat] = after = event.seq
-                if event.kind == "run_completed":
+                if event.kind == "run_completed" and event.run_id:
                     run = await (await self.manager.execution(event.run_id)).info()
                     if run.started_at and run.ended_at and run.started_at >= due_at:
                         return [run.started_at, run.ended_at]

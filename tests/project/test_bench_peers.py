@@ -190,6 +190,18 @@ def test_the_page_has_how_fast_turns_are_replayed(small: Bench, monkeypatch: pyt
     assert row[:4] == ("turnwise", "2", "20", "1") and re.fullmatch(r"[\d,]+", row[-1])
 
 
+async def test_each_file_of_a_folder_has_its_own_questions(tmp_path: Path) -> None:
+    turn = {"id": "D1:1", "speaker": "Ann", "text": "The parcel is in Ghent."}
+    session = {"session": 1, "date_time": "1:00 pm on 1 May, 2026", "turns": [turn]}
+    question = {"question": "Where is the parcel?", "evidence": ["D1:1"], "category": 1}
+    for name in ("one", "two"):
+        talk = {"sample_id": name, "sessions": [session], "questions": [question]}
+        (tmp_path / f"{name}.json").write_text(json.dumps([talk]), encoding="utf-8")
+    texts = await recall.material(Core(Model()), str(tmp_path), sample=1)
+    data = [f"{name}/{kind}" for name in ("one", "two") for kind in ("bare", "short", "typo", "nothing")]
+    assert [kind for kind, *_ in texts["asked"]] == ["meaning", *data]
+
+
 def test_a_kind_of_questions_names_its_data() -> None:
     assert recall.title_of("meaning") == "no word shared"
     assert recall.title_of("locomo/typo") == "locomo: with a typo"

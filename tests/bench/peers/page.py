@@ -69,12 +69,13 @@ NOT_EQUAL: Table = [
     ("runs are", "in Ray's processes; in your process with `InProcess`", *["in your process"] * 5),
 ]
 
-BEHIND = """By the numbers of this page, each of its day, these are better than turnwise's by over a tenth.
-The best stands first."""
+BEHIND = """These numbers of the page, each of its day, are better than turnwise's by over a tenth. In each row, the
+best of them stands first."""
 
 LESS = """The reasons: turnwise's runs are in Ray's processes, which take time to start and memory to be there, so a
 program has its first answer later, and each dedicated session takes a process. A stop is a durable record, made in
-another process, where most others cancel a task. VectorMemory saves a text in SQLite and its vector in Chroma. Where a
+another process, where most others cancel a task. A second agent has a session of its own, whose run and events are
+stored before the first one goes on. VectorMemory saves a text in SQLite and its vector in Chroma. Where a
 question shares no word with its answer, words say nothing, and vectors alone rank better."""
 
 NOT_MEASURED = """What is not measured here: LangGraph has graphs of steps, the Agents SDK handoffs and guardrails,

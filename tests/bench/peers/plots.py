@@ -42,9 +42,8 @@ def growth(pyplot: Any, result: Mapping[str, Any]) -> Any:
 
 
 def recall(pyplot: Any, result: Mapping[str, Any]) -> Any:
-    figure, axes = pyplot.subplots(figsize=(7, 3.4))
-    shares = result["shares"]
-    kinds = kinds_of(result)
+    shares, kinds = result["shares"], kinds_of(result)
+    figure, axes = pyplot.subplots(figsize=(max(7.0, 1.4 * len(kinds)), 3.4))
     width = 0.8 / len(shares)
     for index, (name, of_kinds) in enumerate(shares.items()):
         places = [place + index * width for place in range(len(kinds))]

@@ -63,9 +63,9 @@ class Worker:
         self.folder = folder
         self.log = folder / "log.txt"
         command = [python, "-m", "peers.worker", name, str(folder), model.text, str(model.pause_s)]
-        worker_env = (
-            os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *_paths()])} | dict(env)
-        )
+        paths = os.pathsep.join([str(Path(__file__).parents[1]), *_paths()])
+        # turnwise starts a Ray of its own, also if this machine has one, unless `env` names another.
+        worker_env = os.environ | {"PYTHONPATH": paths, "RAY_ADDRESS": "local"} | dict(env)
         with self.log.open("a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
                 command,

@@ -28,7 +28,7 @@ QUESTIONS = [
 HEAD = """# Benchmarks
 
 Made by `make bench-peers`, which writes this page: run it again. It installs the libraries below into an environment of
-its own, `.venv-peers`; `QUICK=1 make bench-peers` shows in 4 minutes that it works, and writes nothing. Each library
+its own, `.venv-peers`; `QUICK=1 make bench-peers` shows in 6 minutes that it works, and writes nothing. Each library
 works in a process of its own, with what it has for SQLite. Each part says on which day it was measured, and by which
 command: `make bench-peers ARGS="--add --questions recall"` measures one part anew.
 [Benchmarks of long-term memory](benchmarks-memory.md) have what turnwise's memory finds of more data, and its goals.

@@ -14,7 +14,21 @@ from typing import Any
 import pytest
 
 import page_parts
-from peers import __main__ as main, behind, growth, many, page, plots, recall, resident, second, stopping
+from peers import (
+    __main__ as main,
+    behind,
+    growth,
+    many,
+    page,
+    plots,
+    recall,
+    replay,
+    resident,
+    second,
+    stopping,
+    teams,
+    timers,
+)
 from peers.bench import Bench
 from peers.peer import PROMPT, History, Model
 from peers.worker import MEMORIES, Worker, WorkerError, carry_out, descendants
@@ -60,6 +74,10 @@ class Core:
 
     async def one_of_many(self, chat: str, prompt: str) -> None:
         await self.turn(chat, prompt)
+
+    async def timer(self, chat: str, prompt: str, due_at: float) -> Sequence[float]:
+        await self.turn(chat, prompt)
+        return [due_at + 0.002, due_at + 0.005]
 
     def words(self, chat: str, prompt: str) -> AsyncIterator[str]:
         raise NotImplementedError
@@ -143,6 +161,7 @@ def test_the_page_has_each_question_with_its_ratios_and_what_the_histories_hold(
         assert re.search(times, text) or rows == 1, text
     assert "| turnwise, packed | `SessionBusyError` | user: first; assistant: one two three" in text
     assert "**What the history holds then**" in text and "| turnwise, packed | user: count; assistant: one" in text
+    assert next(line for line in text.splitlines() if line.startswith("## ")) == "## Where turnwise is behind"
     assert text.count("\n## ") == 7
 
 
@@ -152,6 +171,40 @@ def test_the_page_has_how_much_each_long_term_memory_finds(small: Bench) -> None
     assert all(shares == {"meaning": [0.0] * 10} for shares in results["shares"].values())
     text = page.text_of({**HEAD, "recall": json.loads(json.dumps(results))})
     assert all(re.search(rf"\| {name} \| 0\.00 \| \d+\.\d ms \|", text) for name in MEMORIES), text
+
+
+def test_the_page_has_how_late_timers_are(small: Bench) -> None:
+    captions = dict(timers.show(json.loads(json.dumps(timers.ask(small)))))
+    (_, row, _), (_, answered, _) = captions.values()
+    assert row[:3] == ("turnwise, packed", "1", "2 ms") and answered[:3] == ("turnwise, packed", "1", "5 ms")
+
+
+def test_who_has_no_teams_has_dashes(small: Bench) -> None:
+    ((_, rows),) = teams.show(teams.ask(small))
+    assert rows[1:] == [(name, *"------") for name in small.names]
+
+
+def test_the_page_has_how_fast_turns_are_replayed(small: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "QUICK_SESSIONS", 2)
+    ((_, (_, row)),) = replay.show(json.loads(json.dumps(replay.ask(small))))
+    assert row[:4] == ("turnwise", "2", "20", "1") and re.fullmatch(r"[\d,]+", row[-1])
+
+
+async def test_each_file_of_a_folder_has_its_own_questions(tmp_path: Path) -> None:
+    turn = {"id": "D1:1", "speaker": "Ann", "text": "The parcel is in Ghent."}
+    session = {"session": 1, "date_time": "1:00 pm on 1 May, 2026", "turns": [turn]}
+    question = {"question": "Where is the parcel?", "evidence": ["D1:1"], "category": 1}
+    for name in ("one", "two"):
+        talk = {"sample_id": name, "sessions": [session], "questions": [question]}
+        (tmp_path / f"{name}.json").write_text(json.dumps([talk]), encoding="utf-8")
+    texts = await recall.material(Core(Model()), str(tmp_path), sample=1)
+    data = [f"{name}/{kind}" for name in ("one", "two") for kind in ("bare", "short", "typo", "nothing")]
+    assert [kind for kind, *_ in texts["asked"]] == ["meaning", *data]
+
+
+def test_a_kind_of_questions_names_its_data() -> None:
+    assert recall.title_of("meaning") == "no word shared"
+    assert recall.title_of("locomo/typo") == "locomo: with a typo"
 
 
 def test_a_share_is_how_much_of_the_evidence_was_found(small: Bench) -> None:

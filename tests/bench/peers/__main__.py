@@ -20,7 +20,7 @@ import page_parts
 from peers import page
 from peers.bench import Bench, ask_all
 from peers.peer import Model
-from peers.worker import MAKERS, MEMORIES, Worker, WorkerError
+from peers.worker import MAKERS, PLACES, Worker, WorkerError
 
 ROOT = Path(__file__).parents[3]
 KEPT = ROOT / ".cache/peers.json"
@@ -48,7 +48,7 @@ def measure(results: dict[str, Any], options: argparse.Namespace, quick: bool) -
     """Add the results of the questions; return those that failed."""
 
     def start(name: str, folder: Path, model: Model, env: Any) -> Worker:
-        is_turnwise = (dict(MAKERS) | dict(MEMORIES))[name][0].startswith("peers.libraries.turnwise")
+        is_turnwise = PLACES[name][0].startswith("peers.libraries.turnwise")
         return Worker(options.turnwise if is_turnwise else sys.executable, name, folder, model, env)
 
     results["machine"] = page_parts.machine()

@@ -9,7 +9,7 @@ from typing import Any
 
 from peers.bench import Table, megabytes, ms
 from peers.growth import window_of
-from peers.recall import KINDS
+from peers.recall import title_of
 
 CLEARLY = 0.1
 """By how much somebody has to be better, as a part of turnwise's number."""
@@ -58,12 +58,17 @@ def measures(results: Mapping[str, Any]) -> Iterator[Measure]:
         adds = {name: (of["after"] - of["before"]) / (of["count"] - 1) for name, of in resident.items()}
         yield Measure("memory with one conversation", {name: of["before"] for name, of in resident.items()}, megabytes)
         yield Measure("memory that a conversation adds", adds, lambda count: f"{count / 1000:,.0f} KB")
+    if teams := results.get("teams"):
+        yield Measure("a turn with a second agent", medians(teams["taken"]), ms)
+    if timers := results.get("timers"):
+        yield Measure("a timer, to its beginning", medians(timers["began"]), ms)
+        yield Measure("a timer, to its stored answer", medians(timers["stored"]), ms)
     if starting := results.get("starting"):
         yield Measure("a program's first answer", medians(starting["taken"]), ms)
     if recall := results.get("recall"):
         for kind in next(iter(recall["shares"].values())):
             shares = {name: statistics.fmean(of[kind]) for name, of in recall["shares"].items()}
-            yield Measure(f"recall at 10: {KINDS[kind]}", shares, lambda share: f"{share:.2f}", most_is_best=True)
+            yield Measure(f"recall at 10: {title_of(kind)}", shares, lambda share: f"{share:.2f}", most_is_best=True)
         yield Measure("to save a text", medians(recall["saved"]), ms)
         yield Measure("to find", medians(recall["taken"]), ms)
 

@@ -97,10 +97,16 @@ TIMES = ("", "ratio", "median", "p90", "p99", "spread", "count")
 
 
 def times_table(samples: Mapping[str, Sequence[float]], notes: Mapping[str, str] | None = None) -> Table:
-    """Return a table of durations, in seconds, whose ratios are to the first row's median."""
+    """Return a table of durations, in seconds, whose ratios are to the first row's median.
+
+    A peer without samples cannot do it: its row has dashes.
+    """
     rows = [TIMES]
-    first = statistics.median(next(iter(samples.values())))
+    first = statistics.median(next(filter(None, samples.values()), [1.0]))
     for name, values in samples.items():
+        if not values:
+            rows.append((name, *["-"] * (len(TIMES) - 1)))  # type: ignore[arg-type]
+            continue
         middle = statistics.median(values)
         spread = (percentile(values, 75) - percentile(values, 25)) / middle * 100
         texts = (ms(value) for value in (middle, percentile(values, 90), percentile(values, 99)))

@@ -2,8 +2,9 @@
 
 Equal: a model that says ten words, a twentieth of a second each; after four of them have been read, the program and
 all processes that it started are killed (SIGKILL), as with the machine. A new program, with the same file, asks for
-the history. For turnwise on Ray there is also the case in which the program alone is killed, and its Ray stays, as
-one of `ray start --head` does; then the history is asked for two seconds later. Nothing is timed.
+the history two seconds later: DBOS has gone on with its workflows by then, and turnwise with its runs, if its sessions
+have `on_lost="resume"`. For turnwise on Ray there is also the case in which the program alone is killed, and its Ray
+stays, as one of `ray start --head` does. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from typing import Any
 
 from peers.bench import Bench, Table, ask_all, history_text
 from peers.peer import PROMPT, READ, TALKING, Peer
+from peers.worker import RESUMING
+
+RECOVERY_S = 2.0
 
 
 async def read(peer: Peer) -> AsyncIterator[str]:
@@ -22,8 +26,10 @@ async def read(peer: Peer) -> AsyncIterator[str]:
         yield word
 
 
-async def history(peer: Peer, wait_s: float = 0.0) -> Any:
-    await asyncio.sleep(wait_s)
+async def history(peer: Peer) -> Any:
+    """Return the history, after time to recover."""
+    await peer.history("t")  # now the file is open
+    await asyncio.sleep(RECOVERY_S)
     return await peer.history("t")
 
 
@@ -35,7 +41,8 @@ async def ray_of(peer: Peer) -> dict[str, str]:
 
 
 def ask(bench: Bench) -> dict[str, Any]:
-    histories = left_by(bench, "crash", {name: {} for name in bench.names})
+    resuming = [name for name in RESUMING if name.rpartition(", ")[0] in bench.names]
+    histories = left_by(bench, "crash", {name: {} for name in [*bench.names, *resuming]})
     with bench.all("keeper", TALKING, bench.ray_envs) as keepers:
         stay = left_by(bench, "stays", ask_all(keepers, "crash.ray_of"))
     return histories | {f"{name}, Ray stays": history for name, history in stay.items()}
@@ -50,7 +57,7 @@ def left_by(bench: Bench, place: str, envs: Mapping[str, Mapping[str, str]]) -> 
                 reader.answer()
             reader.kill(all_of_it=not envs[name])
     with bench.all(place, TALKING, envs) as workers:
-        return ask_all(workers, "crash.history", wait_s=2.0 if any(envs.values()) else 0.0)
+        return ask_all(workers, "crash.history")
 
 
 def show(result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:

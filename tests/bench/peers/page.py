@@ -11,12 +11,24 @@ from page_parts import markdown
 from peers import behind
 from peers.bench import Table
 
-QUESTIONS = ["growth", "many", "second", "stopping", "crash", "resident", "starting", "recall"]
+QUESTIONS = [
+    "growth",
+    "many",
+    "second",
+    "stopping",
+    "crash",
+    "teams",
+    "timers",
+    "resident",
+    "starting",
+    "replay",
+    "recall",
+]
 
 HEAD = """# Benchmarks
 
 Made by `make bench-peers`, which writes this page: run it again. It installs the libraries below into an environment of
-its own, `.venv-peers`; `QUICK=1 make bench-peers` shows in 4 minutes that it works, and writes nothing. Each library
+its own, `.venv-peers`; `QUICK=1 make bench-peers` shows in 6 minutes that it works, and writes nothing. Each library
 works in a process of its own, with what it has for SQLite. Each part says on which day it was measured, and by which
 command: `make bench-peers ARGS="--add --questions recall"` measures one part anew.
 [Benchmarks of long-term memory](benchmarks-memory.md) have what turnwise's memory finds of more data, and its goals.
@@ -29,27 +41,46 @@ milliseconds.
 All libraries are used at their defaults, but for these: nothing is reported to the makers of Ray, Chroma, mem0 and the
 OpenAI Agents SDK, whose tracing is off; Chroma compares vectors by cosine, as the others do; VectorMemory may take
 600 s to search (`query_s`), so that a slow machine finds as much as a fast one; mem0 keeps each text as it is
-(`infer=False`); and Google ADK streams (`StreamingMode.SSE`) where words are read."""
+(`infer=False`); and Google ADK streams (`StreamingMode.SSE`) where words are read. Pydantic AI with DBOS is its
+`DBOSDurability` in a workflow for each turn, with DBOS's tables and the program's history in one SQLite file."""
 
 NOT_EQUAL: Table = [
-    ("", "turnwise", "LangGraph", "OpenAI Agents SDK", "Pydantic AI", "Google ADK"),
-    ("a turn also stores", "its run, events and usage", "a checkpoint for each step", "no more", "no more", "events"),
-    ("another process can follow and stop a run", "yes", *["no"] * 4),
-    ("a second prompt meanwhile", "refused, queued or takes over", *["answered too"] * 3, "answered or refused"),
-    ("a late writer is refused", "yes, by epochs", *["no"] * 3, "yes, if others have written since it read"),
-    ("runs are", "in Ray's processes", *["in your process"] * 4),
+    ("", "turnwise", "LangGraph", "OpenAI Agents SDK", "Pydantic AI", "Pydantic AI with DBOS", "Google ADK"),
+    (
+        "a turn also stores",
+        "its run, events and usage",
+        "a checkpoint for each step",
+        *["no more"] * 2,
+        "its workflow and steps",
+        "events",
+    ),
+    ("another process can stop a run", "yes", *["no"] * 3, "yes, between steps", "no"),
+    ("another process can follow a run", "yes, each word", *["no"] * 3, "what the program writes to a stream", "no"),
+    ("a second prompt meanwhile", "refused, queued or takes over", *["answered too"] * 4, "answered or refused"),
+    ("a late writer is refused", "yes, by epochs", *["no"] * 4, "yes, if others have written since it read"),
+    (
+        "a run after a crash, by default",
+        'ends as interrupted; goes on with `on_lost="resume"`',
+        "is lost; the program may go on from its last checkpoint",
+        *["is lost"] * 2,
+        "goes on after its last step",
+        "is lost",
+    ),
+    ("runs are", "in Ray's processes; in your process with `InProcess`", *["in your process"] * 5),
 ]
 
-BEHIND = """By the numbers above, each of its day, these are better than turnwise's by over a tenth, the best first:"""
+BEHIND = """These numbers of the page, each of its day, are better than turnwise's by over a tenth. In each row, the
+best of them stands first."""
 
 LESS = """The reasons: turnwise's runs are in Ray's processes, which take time to start and memory to be there, so a
 program has its first answer later, and each dedicated session takes a process. A stop is a durable record, made in
-another process, where others cancel a task. VectorMemory saves a text in SQLite and its vector in Chroma. Where a
-question shares no word with its answer, words say nothing, and vectors alone rank better.
+another process, where most others cancel a task. A second agent has a session of its own, whose run and events are
+stored before the first one goes on. VectorMemory saves a text in SQLite and its vector in Chroma. Where a
+question shares no word with its answer, words say nothing, and vectors alone rank better."""
 
-What is not measured here: LangGraph has graphs of steps, the Agents SDK handoffs and guardrails, Google ADK agents of
-agents and their evaluation, Pydantic AI answers of checked types. mem0 has a model pick facts out of what was said, and
-its own search by words."""
+NOT_MEASURED = """What is not measured here: LangGraph has graphs of steps, the Agents SDK handoffs and guardrails,
+Google ADK workflows of agents and their evaluation, Pydantic AI answers of checked types, DBOS queues and calendars.
+mem0 has a model pick facts out of what was said, and its own search by words."""
 
 
 def text_of(results: Mapping[str, Any], pictures: Mapping[str, str] | None = None) -> str:
@@ -59,17 +90,20 @@ def text_of(results: Mapping[str, Any], pictures: Mapping[str, str] | None = Non
         pictures: for each question that has one, the picture's path.
     """
     intro = "The same work is asked of all, but not all do the same for it:"
-    parts = [HEAD, *_parts(results, pictures or {}), "## What is not equal", intro, markdown(NOT_EQUAL)]
-    parts += ["## Where turnwise is behind", BEHIND, markdown(behind.table(results)), LESS]
+    parts = [HEAD, *_machine(results), "## Where turnwise is behind", BEHIND, markdown(behind.table(results)), LESS]
+    parts += [*_parts(results, pictures or {}), "## What is not equal", intro, markdown(NOT_EQUAL), NOT_MEASURED]
     return "\n\n".join(parts) + "\n"
 
 
-def _parts(results: Mapping[str, Any], pictures: Mapping[str, str]) -> Iterator[str]:
+def _machine(results: Mapping[str, Any]) -> Iterator[str]:
     minutes = sum(results["seconds"].values()) / 60
     yield f"All parts together took {minutes:.0f} minutes, with: {results['machine']}."
     version_maps = [*results["versions"].values(), *results.get("recall", {}).get("versions", {}).values()]
     versions = {f"{package} {number}": None for version_map in version_maps for package, number in version_map.items()}
     yield f"Versions: {', '.join(versions)}."
+
+
+def _parts(results: Mapping[str, Any], pictures: Mapping[str, str]) -> Iterator[str]:
     for question in QUESTIONS:
         if question in results:
             module = importlib.import_module(f"peers.{question}")

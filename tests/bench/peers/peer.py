@@ -9,7 +9,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 PROMPT, ANSWER = "q" * 180, "a" * 180
 
@@ -69,6 +69,27 @@ class Peer(Protocol):
     async def history(self, chat: str) -> History: ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Team(Protocol):
+    """A peer with agents that ask each other."""
+
+    async def team(self, chat: str, prompt: str) -> None:
+        """Have a prompt answered by an agent that asks another one; on return the turn is stored."""
+        ...
+
+
+@runtime_checkable
+class Timer(Protocol):
+    """A peer with turns that begin by themselves."""
+
+    async def timer(self, chat: str, prompt: str, due_at: float) -> Sequence[float]:
+        """Have a prompt answered at a time, and return when that began and when it was stored.
+
+        All times are in seconds since the epoch.
+        """
+        ...
 
 
 class Memory(Protocol):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.growth import AT_ONCE
-from peers.recall import KINDS
+from peers.recall import kinds_of, title_of
 
 
 def draw(results: Mapping[str, Any], folder: Path) -> dict[str, str]:
@@ -42,15 +42,14 @@ def growth(pyplot: Any, result: Mapping[str, Any]) -> Any:
 
 
 def recall(pyplot: Any, result: Mapping[str, Any]) -> Any:
-    figure, axes = pyplot.subplots(figsize=(7, 3.4))
-    shares = result["shares"]
-    kinds = [kind for kind in KINDS if kind in next(iter(shares.values()))]
+    shares, kinds = result["shares"], kinds_of(result)
+    figure, axes = pyplot.subplots(figsize=(max(7.0, 1.4 * len(kinds)), 3.4))
     width = 0.8 / len(shares)
     for index, (name, of_kinds) in enumerate(shares.items()):
         places = [place + index * width for place in range(len(kinds))]
         axes.bar(places, [statistics.fmean(of_kinds[kind]) for kind in kinds], width, label=name)
     axes.set_xticks(
-        [place + 0.4 - width / 2 for place in range(len(kinds))], [KINDS[kind] for kind in kinds], fontsize=7
+        [place + 0.4 - width / 2 for place in range(len(kinds))], [title_of(kind) for kind in kinds], fontsize=7
     )
     axes.set(ylabel="recall at 10", ylim=(0, 1))
     axes.grid(alpha=0.3, axis="y")

@@ -3,11 +3,12 @@
 Equal: the same texts of the same users in one process, in files on the same disk; the same embedding, all-MiniLM-L6-v2
 in numpy on one thread, which makes vectors of texts and of questions; ten results; a user finds only what is of that
 user. No model picks facts out of texts, so mem0 keeps each text as it is, and its search by words, which downloads a
-model of its own, is not used. Questions that share no word with their answer come with the project. The others are
-those of the file that `DATA=` names, with conversations in the form of LoCoMo: bare, in greetings and thanks, with one
-typo each, and messages that need no memory, where the right result is none: there turnwise is not searched, but asked
-what it reminds of, as for each prompt. Shown is the share of what answers a
-question that is among the ten results; how long it takes to save one of a user's first 100 texts; and how long to find.
+model of its own, is not used. Questions that share no word with their answer come with the project, which holds no
+conversations of others. Those are in the file, or in each file of the folder, that `DATA=` names, such as the public
+parts of LoCoMo, REALTALK and BEAM, in the form that `make bench-memory` reads. Their questions are asked bare, in
+greetings and thanks, and with one typo each. For messages that need no memory, the right result is none: there turnwise
+is not searched, but asked what it reminds of, as for each prompt. Shown is the share of what answers a question that is
+among the ten results; how long it takes to save one of a user's first 100 texts; and how long to find.
 """
 
 from __future__ import annotations
@@ -49,9 +50,11 @@ async def material(_: Peer, data: str | None, sample: int | None) -> dict[str, A
     questions = [("meaning", message) for message in messages.messages_of([meaning], "bare", sample=sample)]
     conversations = [meaning]
     if data:
-        conversations += (loaded := messages.load(Path(data)))
-        for kind in [*KINDS][1:]:
-            questions += [(kind, message) for message in messages.messages_of(loaded, kind, sample=sample)]
+        for name, loaded in messages.load_all(Path(data)).items():
+            conversations += loaded
+            for kind in [*KINDS][1:]:
+                of_kind = messages.messages_of(loaded, kind, sample=sample)
+                questions += [(f"{name}/{kind}", message) for message in of_kind]
     return {
         "items": {
             conversation.user: [(item.id, item.text) for item in conversation.items] for conversation in conversations
@@ -108,12 +111,23 @@ def share(ids: Sequence[str], evidence: Sequence[str]) -> float:
     return len({*ids} & {*evidence}) / len(evidence) if evidence else float(not ids)
 
 
+def kinds_of(result: Mapping[str, Any]) -> list[str]:
+    """Return the kinds of questions that were asked, each with the name of its data and a slash if it has one."""
+    return [*next(iter(result["shares"].values()))]
+
+
+def title_of(kind: str) -> str:
+    """Return what a kind of question is called in tables."""
+    data, _, kind_alone = kind.rpartition("/")
+    return f"{data}: {KINDS[kind_alone]}" if data else KINDS[kind_alone]
+
+
 def show(result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
-    kinds = [kind for kind in KINDS if kind in next(iter(result["shares"].values()))]
+    kinds = kinds_of(result)
     yield (
         "Recall at 10",
         [
-            ("", *(KINDS[kind] for kind in kinds), "to save a text"),
+            ("", *(title_of(kind) for kind in kinds), "to save a text"),
             ("questions", *(str(len(next(iter(result["shares"].values()))[kind])) for kind in kinds), ""),
             *(
                 (

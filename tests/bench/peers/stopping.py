@@ -3,7 +3,7 @@
 Equal: a model that says ten words, a twentieth of a second each; the reader has read four of them when it stops.
 Timed is from the call that stops until its outcome is known to the caller: where a library has a verb for it, by
 that, else by cancelling the task that reads. For turnwise, the stop is a durable record by then, made in another
-process. Peers take turns.
+process. For DBOS it is one too, and the request to the model that is under way ends first. Peers take turns.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ MAKERS: Mapping[str, tuple[str, str]] = {
     "LangGraph": ("peers.libraries.langgraph", "LangGraph"),
     "OpenAI Agents SDK": ("peers.libraries.agents", "Agents"),
     "Pydantic AI": ("peers.libraries.pydantic_ai", "PydanticAI"),
+    "Pydantic AI with DBOS": ("peers.libraries.pydantic_dbos", "Durable"),
     "Google ADK": ("peers.libraries.adk", "ADK"),
 }
 """Where each peer is."""
@@ -39,6 +40,13 @@ MEMORIES: Mapping[str, tuple[str, str]] = {
     "mem0": ("peers.libraries.mem0", "Mem0"),
 }
 """Where each long-term memory is; for `peers.recall`."""
+
+RESUMING: Mapping[str, tuple[str, str]] = {
+    'turnwise, in process, on_lost="resume"': ("peers.libraries.turnwise", "resuming"),
+}
+"""Where the peers are that go on after a crash only by a setting; for `peers.crash`."""
+
+PLACES: Mapping[str, tuple[str, str]] = {**MAKERS, **MEMORIES, **RESUMING}
 
 TOO_LONG_S = 900
 
@@ -55,9 +63,9 @@ class Worker:
         self.folder = folder
         self.log = folder / "log.txt"
         command = [python, "-m", "peers.worker", name, str(folder), model.text, str(model.pause_s)]
-        worker_env = (
-            os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *_paths()])} | dict(env)
-        )
+        paths = os.pathsep.join([str(Path(__file__).parents[1]), *_paths()])
+        # turnwise starts a Ray of its own, also if this machine has one, unless `env` names another.
+        worker_env = os.environ | {"PYTHONPATH": paths, "RAY_ADDRESS": "local"} | dict(env)
         with self.log.open("a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
                 command,
@@ -138,7 +146,7 @@ def descendants(root: int) -> list[int]:
 
 
 def make(name: str, folder: Path, model: Model) -> Peer:
-    module, maker = (dict(MAKERS) | dict(MEMORIES))[name]
+    module, maker = PLACES[name]
     peer: Peer = getattr(importlib.import_module(module), maker)(folder, model)
     return peer
 

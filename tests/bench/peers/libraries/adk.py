@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from peers.peer import History, Model, stop_reader
+from peers.peer import PROMPT, History, Model, stop_reader
 
 USER = "sarah"
 
@@ -31,13 +31,27 @@ class ADK:
             else:
                 yield response(content=self.content("model", await model.answer()))
 
-        words = type("Words", (models.BaseLlm,), {"generate_content_async": generate, "__module__": __name__})
-        agent = agents.LlmAgent(name="words", model=words(model="words"))
+        async def lead(_: Any, request: Any, stream: bool = False) -> AsyncIterator[Any]:
+            if request.contents[-1].parts[-1].function_response:
+                yield response(content=self.content("model", await model.answer()))
+            else:
+                call = self.types.FunctionCall(name="member", args={"request": PROMPT})
+                yield response(content=self.types.Content(role="model", parts=[self.types.Part(function_call=call)]))
+
+        def model_of(name: str, answers: Any) -> Any:
+            methods = {"generate_content_async": answers, "__module__": __name__}
+            return type(name, (models.BaseLlm,), methods)(model="words")
+
+        agent = agents.LlmAgent(name="words", model=model_of("Words", generate))
+        member = agents.LlmAgent(name="member", description="Does one task.", model=model_of("Words", generate))
+        tool: Any = importlib.import_module("google.adk.tools.agent_tool").AgentTool
+        lead_agent = agents.LlmAgent(name="lead", model=model_of("Lead", lead), tools=[tool(agent=member)])
         self.service: Any = importlib.import_module("google.adk.sessions").DatabaseSessionService(
             f"sqlite+aiosqlite:///{folder}/store.db"
         )
         runner: Any = importlib.import_module("google.adk.runners").Runner
         self.runner = runner(app_name="peers", agent=agent, session_service=self.service)
+        self.lead = runner(app_name="peers", agent=lead_agent, session_service=self.service)
         self.streaming = runs.RunConfig(streaming_mode=runs.StreamingMode.SSE)
         self.chats: set[str] = set()
         self.making = asyncio.Lock()
@@ -48,18 +62,23 @@ class ADK:
     async def stored_chat(self, chat: str) -> Any:
         return await self.service.get_session(app_name="peers", user_id=USER, session_id=chat)
 
-    async def run(self, chat: str, prompt: str, **config: Any) -> AsyncIterator[Any]:
+    async def run(self, chat: str, prompt: str, runner: Any = None, **config: Any) -> AsyncIterator[Any]:
         async with self.making:
             if chat not in self.chats:
                 if await self.stored_chat(chat) is None:
                     await self.service.create_session(app_name="peers", user_id=USER, session_id=chat)
                 self.chats.add(chat)
         message = self.content("user", prompt)
-        async for event in self.runner.run_async(user_id=USER, session_id=chat, new_message=message, **config):
+        events = (runner or self.runner).run_async(user_id=USER, session_id=chat, new_message=message, **config)
+        async for event in events:
             yield event
 
     async def turn(self, chat: str, prompt: str) -> None:
         async for _ in self.run(chat, prompt):
+            pass
+
+    async def team(self, chat: str, prompt: str) -> None:
+        async for _ in self.run(chat, prompt, self.lead):
             pass
 
     async def one_of_many(self, chat: str, prompt: str) -> None:

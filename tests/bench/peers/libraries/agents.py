@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from peers.peer import History, Model
+from peers.peer import PROMPT, History, Model
 
 
 class Agents:
@@ -21,6 +22,8 @@ class Agents:
         self.file = folder / "store.db"
         self.sessions: dict[str, Any] = {}
         self.agent = self.agents.Agent(name="words", model=self.model_of(model))
+        member = self.agent.as_tool("member", "Does one task.")
+        self.lead = self.agents.Agent(name="lead", model=self.leading(model), tools=[member])
 
     def model_of(self, model: Model) -> Any:
         async def get(*_: Any, **__: Any) -> Any:
@@ -42,6 +45,19 @@ class Agents:
 
         return type("Words", (self.agents.Model,), {"get_response": get, "stream_response": stream})()
 
+    def leading(self, model: Model) -> Any:
+        """Return a model that calls the member, and then answers."""
+
+        async def get(*_: Any, **arguments: Any) -> Any:
+            is_told = arguments["input"][-1].get("type") == "function_call_output"
+            call = self.types.ResponseFunctionToolCall(
+                type="function_call", name="member", call_id="c", arguments=json.dumps({"input": PROMPT})
+            )
+            output = [self.message(await model.answer()) if is_told else call]
+            return self.agents.ModelResponse(output=output, usage=self.agents.Usage(), response_id=None)
+
+        return type("Lead", (self.agents.Model,), {"get_response": get, "stream_response": None})()
+
     def message(self, text: str) -> Any:
         part = self.types.ResponseOutputText(type="output_text", text=text, annotations=[])
         return self.types.ResponseOutputMessage(
@@ -58,6 +74,9 @@ class Agents:
 
     async def one_of_many(self, chat: str, prompt: str) -> None:
         await self.turn(chat, prompt)
+
+    async def team(self, chat: str, prompt: str) -> None:
+        await self.agents.Runner.run(self.lead, prompt, session=self.session(chat))
 
     async def read(self, run: Any) -> AsyncIterator[str]:
         async for event in run.stream_events():

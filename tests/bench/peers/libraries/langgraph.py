@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from peers.peer import History, Model, embedding, stop_reader
+from peers.peer import PROMPT, History, Model, embedding, stop_reader
 
 
 class LangGraph:
@@ -68,6 +68,24 @@ class LangGraph:
 
     async def one_of_many(self, chat: str, prompt: str) -> None:
         await (await self.awaited()).ainvoke({"messages": [("user", prompt)]}, self.of(chat))
+
+    async def team(self, chat: str, prompt: str) -> None:
+        """A subgraph is the member: a node calls it with a task, and then answers."""
+        if "team" not in self.apps:
+            await self.awaited()  # its checkpointer
+            message = self.messages.AIMessage
+
+            async def answer(_: Any) -> Any:
+                return {"messages": [message(await self.model.answer())]}
+
+            member = self.app(answer, None)
+
+            async def lead(_: Any) -> Any:
+                await member.ainvoke({"messages": [("user", PROMPT)]})
+                return {"messages": [message(await self.model.answer())]}
+
+            self.apps["team"] = self.app(lead, self.apps["awaited"].checkpointer)
+        await self.apps["team"].ainvoke({"messages": [("user", prompt)]}, self.of(chat))
 
     async def words(self, chat: str, prompt: str) -> AsyncIterator[str]:
         app = await self.awaited()

@@ -19,7 +19,7 @@ def bill(month: str) -> dict[str, int]:
     return {"euros": 75}
 
 
-@tool(approval=True)  # or a function of the arguments, such as: euros > 50
+@tool(approval=True)  # or lambda arguments, context: arguments["euros"] > 50
 def pay(euros: int) -> str:
     """Pay the bill."""
     return f"paid {euros} euros"

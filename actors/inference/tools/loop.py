@@ -37,7 +37,7 @@ from turnwise.memory.conversation.blocks import (
     answer_text,
 )
 from turnwise.memory.conversation.calls.call_arguments import UNPARSED
-from turnwise.memory.conversation.calls.tool_calls import CallState, Wants
+from turnwise.memory.conversation.calls.tool_calls import CallState
 from turnwise.memory.conversation.events import ApprovalRequested, HookFailed, ToolEnded, ToolStarted
 from turnwise.memory.conversation.output_type import ANSWER_TOOL, OutputType, is_sent_back, sent_back
 from turnwise.memory.conversation.transcript import Ledger
@@ -254,11 +254,11 @@ class _Calls:
             self._add_result(use, ToolOutcome(ToolResult(call_id=use.call_id, text=LOST, is_error=True), 0.0, 0))
         elif tool and tool.agent and not state:
             self._call_agent(use, tool.agent)
-        elif tool and not state and (wants := self._wants(tool, use)):
+        elif tool and not state and (question := self._question(tool, use)):
             self._is_waiting = True
-            self._states[use.call_id] = CallState(name=use.name, wants=wants)
-            requested = {"call_id": use.call_id, "name": use.name, "input": use.input, "wants": wants}
-            self._events.append((ApprovalRequested, requested))
+            self._states[use.call_id] = question
+            requested = {"call_id": use.call_id, "name": use.name, "input": use.input}
+            self._events.append((ApprovalRequested, {**requested, "wants": question.wants, "why": question.why}))
         else:
             self._ready.append(use)
 
@@ -281,11 +281,17 @@ class _Calls:
             return
         self._add_result(use, ToolOutcome(ToolResult(call_id=use.call_id, text=refusal, is_error=True), 0.0, 0))
 
-    def _wants(self, tool: Tool, use: ToolUse) -> Wants | None:
+    def _question(self, tool: Tool, use: ToolUse) -> CallState | None:
         """Return what the call has to wait for; None if it can be made now."""
         if tool.is_external:
-            return "result"
-        return "approval" if tool.needs_approval(use.input, self._context_of(use)) else None
+            return CallState(name=use.name, wants="result")
+        try:
+            why, is_needed = None, tool.needs_approval(use.input, self._context_of(use))
+        except Exception as error:  # noqa: BLE001 - whatever it is, a person decides, and is told
+            _log.warning("approval= of tool %s failed: the call waits for a person", use.name, exc_info=True)
+            problem = redacted(f"{type(error).__name__}: {error}", self._secrets)
+            why, is_needed = f"approval= of the tool failed ({problem})", True
+        return CallState(name=use.name, wants="approval", why=why) if is_needed else None
 
     def _start_ready(self) -> None:
         """Mark ready calls as started, as many as may run; `_record` starts them once this is durable."""

@@ -33,7 +33,8 @@ from turnwise.memory.values.checked_settings import Count, PositiveCount, Positi
 from turnwise.memory.values.frozen_json import FrozenDict, freeze, plain_json
 
 Approval = Callable[[Mapping[str, Any], ToolContext], bool]
-"""Returns, given a call's arguments, whether a person must approve the call. Must not block."""
+"""Returns, given a call's arguments, whether a person must approve the call. Must not block. If it raises, the
+call waits for a person, who is shown the error."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,19 @@ def _tool_name(name: Any) -> Any:
     return name
 
 
+def _approval(approval: Any) -> Any:
+    try:
+        if not isinstance(approval, bool):
+            inspect.signature(approval).bind({}, None)
+    except TypeError:
+        raise ValueError(
+            "must be true, false, or a function of two arguments: those of the call, as a mapping, and the context"
+        ) from None
+    except ValueError:  # some built-in functions do not say what they take
+        pass
+    return approval
+
+
 @dataclass(frozen=True, kw_only=True)
 @checked_settings("tool {0.name!r}: ")
 class Tool:
@@ -100,7 +114,7 @@ class Tool:
     """The time limit of one attempt, in seconds; None: the registry's."""
     retries: Count | None = None
     """How often a failed call is retried, whatever the registry's `on_error`; None: the registry's."""
-    approval: bool | Approval = False
+    approval: Annotated[bool | Approval, PlainValidator(_approval)] = False
     """Whether a person must approve a call before it is made."""
     repeatable: bool = False
     """Whether a call may be repeated if the process was lost while it ran."""
@@ -145,13 +159,8 @@ class Tool:
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
     def needs_approval(self, arguments: Mapping[str, Any], context: ToolContext) -> bool:
-        """Return whether a person must approve this call; True also if the predicate raises."""
-        if isinstance(self.approval, bool):
-            return self.approval
-        try:
-            return bool(self.approval(arguments, context))
-        except Exception:  # noqa: BLE001 - any error of the predicate means that approval is needed
-            return True
+        """Return whether a person must approve this call; what a function of `approval` raises, this raises."""
+        return self.approval if isinstance(self.approval, bool) else bool(self.approval(arguments, context))
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return new, validated arguments for the function, with defaults, without the context.
@@ -245,7 +254,9 @@ def tool(
         description: what the model is told about the tool; the docstring if omitted.
         timeout_s: the time limit of one attempt, in seconds; the registry's if omitted.
         retries: how often a failed call is retried, whatever the registry's `on_error`.
-        approval: whether a person must approve each call, or a function that decides by arguments and context.
+        approval: whether a person must approve each call, or a function that decides by the call's arguments, as a
+            mapping, and the context: `lambda arguments, context: arguments["euros"] > 50`. If it raises, the call waits
+            for a person, and its `why` has the error.
         repeatable: whether a call may be repeated if the process was lost while it ran. If not, the model gets an error
             result, which says that the tool may have taken effect.
         reads: whether the tool only reads and changes nothing, so that a replay may call it: see `turnwise.replay`.

@@ -192,7 +192,7 @@ def test_a_plain_function_that_returns_a_coroutine_is_awaited() -> None:
     assert answer(wrapper, text="so") == "so"
 
 
-def test_approval_is_a_setting_or_a_function_and_true_if_that_fails() -> None:
+def test_approval_is_a_setting_or_a_function() -> None:
     def is_dear(arguments: Mapping[str, Any], tool_context: ToolContext) -> bool:
         return arguments["price"] > 10 or tool_context.session.user_id != "ada"
 
@@ -200,7 +200,12 @@ def test_approval_is_a_setting_or_a_function_and_true_if_that_fails() -> None:
     assert later.needs_approval({}, context())
     assert not find.needs_approval({}, context())
     assert [buy.needs_approval({"price": price}, context()) for price in (5, 50)] == [False, True]
-    assert buy.needs_approval({}, context())
+
+
+@pytest.mark.parametrize("approval", [lambda price: price > 10, lambda: True, "yes"], ids=["one", "none", "text"])
+def test_an_approval_that_cannot_be_asked_is_refused(approval: Any) -> None:
+    with pytest.raises(ConfigError, match=r"'buy'.*a function of two arguments"):
+        tool(plain, name="buy", approval=approval)
 
 
 # Signals

@@ -586,6 +586,20 @@ async def test_a_run_killed_right_after_asking_for_an_approval_waits_for_it() ->
     assert outcome.run.state == "completed" and [result.text for result in results(outcome)] == ["paid"]
 
 
+async def test_a_call_whose_approval_fails_waits_for_a_person_who_is_told_why(caplog: pytest.LogCaptureFixture) -> None:
+    @tool(approval=lambda euros, order: euros > 50)
+    def pay(euros: int) -> str:
+        return "paid"
+
+    stage = Stage(Scripted([[use("c1", "pay", euros=20)], [Text(text="done")]], ToolRegistry(pay)))
+    core = stage.new_core()
+    await stage.start()
+    await stage.until(stage.awaits)
+    state = decode_calls((await core.reads.run("run")).calls)["c1"]
+    assert state.wants == "approval" and state.why and "approval= of the tool failed (TypeError" in state.why
+    assert "approval= of tool pay failed" in caplog.text
+
+
 async def test_a_run_killed_between_the_commits_of_its_call_and_of_its_wait_waits_for_it() -> None:
     """As that of an engine which does not say that it suspends the run next."""
     waiting = CallState(name="pay", wants="approval")

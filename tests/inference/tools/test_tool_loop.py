@@ -587,7 +587,10 @@ async def test_a_run_killed_right_after_asking_for_an_approval_waits_for_it() ->
 
 
 async def test_a_call_whose_approval_fails_waits_for_a_person_who_is_told_why(caplog: pytest.LogCaptureFixture) -> None:
-    @tool(approval=lambda euros, order: euros > 50)
+    def is_dear(euros: Any, order: Any) -> bool:
+        return bool(euros > 50)
+
+    @tool(approval=is_dear)
     def pay(euros: int) -> str:
         return "paid"
 

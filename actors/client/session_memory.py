@@ -244,7 +244,8 @@ class AsyncSessionMemory:
 
         What says the same in other words, and other facts of these turns, are not deleted: `find_about` returns them as
         `similar`. Items of other agents that are not semantic stay, and so does the conversation, see `forget`. A fact
-        that a deleted one had replaced holds again, unless it says the subject.
+        that a deleted one had replaced holds again, unless it says the subject. A turn of another session that waits to
+        be saved is not seen: call `wait` there first.
 
         Deleted items do not come back: for 90 days no memory takes them again, or extracts facts from a deleted turn.
         Each memory deletes on its own. The call may be repeated: if it was cut off, that deletes the rest, and returns

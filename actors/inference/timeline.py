@@ -10,6 +10,7 @@ from typing import Any
 
 from turnwise.errors import InvalidIdError, InvalidInputError, shown
 from turnwise.memory.conversation.events import CustomEvent, Event, PlannerNote, StepEnded, StepStarted
+from turnwise.memory.conversation.runs import FROM_SESSION, LABEL_IS_RESERVED
 from turnwise.memory.values.frozen_json import plain_json, plain_text
 from turnwise.memory.values.ids import check_id, new_id
 
@@ -78,7 +79,7 @@ def custom_event(name: str, data: Mapping[str, Any] | None, labels: Mapping[str,
 
     Raises:
         InvalidInputError: the name is no id of 1 to 256 characters, the data is no JSON object, the labels are no
-            mapping of texts to texts, or one is too large.
+            mapping of texts to texts, one is reserved, or one is too large.
     """
     if data is not None and not isinstance(data, Mapping):
         raise InvalidInputError("data", shown(data), "must be a JSON object: a mapping")
@@ -90,6 +91,8 @@ def _checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
     is_text = isinstance(labels, Mapping) and all(isinstance(text, str) for pair in labels.items() for text in pair)
     if not is_text:
         raise InvalidInputError("labels", shown(labels), "must be a mapping of texts to texts")
+    if FROM_SESSION in labels:
+        raise InvalidInputError("labels", shown(labels), LABEL_IS_RESERVED)
     plain: dict[str, str] = plain_json("labels", labels, MAX_EVENT_BYTES)
     return plain
 

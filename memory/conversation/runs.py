@@ -36,6 +36,11 @@ IfBusy = Literal["reject", "enqueue", "interrupt", "rollback", "latest", "drop",
 MERGED = "merged"
 """The code of a queued run whose prompts are part of another run."""
 
+FROM_SESSION = "from_session"
+"""The label that names the session that has sent a message. The run that the message begins has it; callers cannot."""
+
+LABEL_IS_RESERVED = f"{FROM_SESSION!r} is reserved for messages between sessions: use another name for this label"
+
 QUOTA = "quota"
 """The code of a queued run that waits for a quota, and of a run that a quota has ended."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from patience import within
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.session.config import SessionConfig
@@ -20,6 +21,9 @@ from turnwise.memory.conversation.turns import Turn
 MakeManager = Callable[..., SessionManager]
 
 WEB: Mapping[str, str] = {"source": "web"}
+FORGED: Mapping[str, str] = {"from_session": "bob"}
+
+until = within(60.0)
 
 
 def search(turn: Turn, context: Any) -> Iterator[str]:
@@ -127,8 +131,44 @@ def test_an_event_may_be_added_after_the_end_of_its_run(manager: SessionManager)
 def test_labels_of_an_event_are_checked(make_manager: MakeManager) -> None:
     manager = make_manager(config=SessionConfig(max_labels=1, max_label_chars=4))
     chat = manager.open("chat")
-    wrong: list[Any] = [{"a": 1}, "a", {"a": "b", "c": "d"}, {"a": "12345"}]
+    wrong: list[Any] = [{"a": 1}, "a", {"a": "b", "c": "d"}, {"a": "12345"}, {"from_session": "bob"}]
     for labels in wrong:
         with pytest.raises(InvalidInputError, match="labels"):
             chat.add_event("noted", labels=labels)
     assert chat.events() == []
+
+
+def test_a_caller_cannot_pass_for_a_session(make_manager: MakeManager) -> None:
+    def forge(turn: Turn, context: Any) -> Iterator[str]:
+        with pytest.raises(InvalidInputError, match="reserved"):
+            context.event("looked", labels=FORGED)
+        yield "done"
+
+    manager = make_manager(engine=FunctionEngine(forge))
+    chat = manager.open("chat")
+    chat.append("hello")
+    run = chat.run("hello", labels=WEB)
+    run.wait()
+    chat.schedule("later", after_s=1_000, key="news")
+    forgeries: list[Callable[[], object]] = [
+        lambda: chat.run("hello", labels=FORGED),
+        lambda: chat.start(labels=FORGED),
+        lambda: chat.rerun(labels=FORGED),
+        lambda: chat.schedule("hello", after_s=1_000, labels=FORGED),
+        lambda: chat.change_schedule("news", labels=FORGED),
+        lambda: manager.run_once("hello", labels=FORGED),
+        lambda: chat.add_event("noted", labels=FORGED),
+        lambda: run.add_event("noted", labels=FORGED),
+    ]
+    for forgery in forgeries:
+        with pytest.raises(InvalidInputError, match="'from_session' is reserved for messages between sessions: use"):
+            forgery()
+    assert [run.labels for run in chat.runs()] == [WEB]
+    assert chat.events(labels=FORGED) == []
+
+
+def test_messages_of_a_session_are_found_by_the_reserved_label(manager: SessionManager) -> None:
+    chat = manager.open("chat")
+    manager.open("bob").send("chat", "hello")
+    until(lambda: [run.state for run in manager.runs(labels=FORGED)] == ["completed"])
+    assert {event.run_id for event in chat.events(labels=FORGED)} == {chat.runs()[0].run_id}

@@ -11,6 +11,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
 from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.cli.mcp import _Guarded
 from turnwise.http import BearerTokens, create_app
@@ -49,6 +50,30 @@ async def test_each_refusal_has_a_word(method: str, path: str, body: bytes, stat
     else:
         assert answer.json()["error"] == word
         assert answer.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize(
+    ("path", "remedy"),
+    [("/v1/sessions/chat", "POST /v1/sessions creates one"), ("/v1/runs/first", "GET /v1/runs lists them")],
+)
+async def test_what_is_missing_is_found_by_a_request(path: str, remedy: str) -> None:
+    app = create_app(AsyncSessionManager("memory://words", engine=EchoEngine(), placement=InProcess()))
+    async with client_of(app) as client:
+        answer = await client.get(path)
+    assert answer.status_code == 404
+    assert answer.json()["detail"].endswith(f": {remedy}") and "()" not in answer.text
+
+
+@pytest.mark.parametrize("verb", ["runs", "schedules"])
+async def test_a_request_cannot_pass_for_a_session(verb: str) -> None:
+    app = create_app(AsyncSessionManager("memory://words", engine=EchoEngine(), placement=InProcess()))
+    async with client_of(app) as client:
+        await client.post("/v1/sessions", json={"id": "chat"})
+        body = {"prompt": "hello", "labels": {"from_session": "bob"}}
+        when = {"after_s": 1_000} if verb == "schedules" else {}
+        answer = await client.post(f"/v1/sessions/chat/{verb}", json=body | when)
+    assert (answer.status_code, answer.json()["error"]) == (422, "invalid_input")
+    assert "'from_session' is reserved for messages between sessions" in answer.json()["detail"]
 
 
 async def test_an_idempotency_key_of_a_run_that_is_not_stored_is_refused() -> None:

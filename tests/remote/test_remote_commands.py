@@ -15,7 +15,9 @@ from servers.threaded_service import served
 from turnwise import EchoEngine, InProcess, SessionManager
 from turnwise.cli import app
 from turnwise.client import RemoteManager
+from turnwise.engines import agent_tool
 from turnwise.http import BearerTokens, Identity
+from turnwise.testing.scripted_engine import ScriptedEngine
 
 TOKEN = "the-token-of-root1"
 
@@ -57,6 +59,42 @@ def test_commands_show_and_change_the_sessions_of_a_service(turnwise: Callable[.
     assert "no active run" in turnwise("cancel", "chat", "--user", "ann", code=1)
     assert turnwise("end", "chat", "--user", "ann") and turnwise("rm", "chat", "--user", "ann", "--yes")
     assert turnwise("ls", "--json")["items"] == []
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
+    """The URL of a service, and the id of an agent's session and of its run, which are Tom's."""
+    monkeypatch.setenv("TURNWISE_TOKEN", TOKEN)
+    monkeypatch.delenv("TURNWISE_STORE", raising=False)
+    researcher = agent_tool("researcher", engine="research", description="Finds things out.")
+    lead = ScriptedEngine([[("researcher", {"task": "boats"})], "done"], tools=[researcher])
+    settings: dict[str, Any] = {"engine": {"lead": lead, "research": EchoEngine()}, "placement": InProcess()}
+    auth = BearerTokens({TOKEN: Identity("root", is_operator=True)})
+    with served(f"sqlite:///{tmp_path}/chats.db", auth=auth, **settings) as service:
+        with RemoteManager(service.url, token=TOKEN, user="tom") as manager:
+            run = manager.open("chat").run("go")
+            run.wait()
+            (child,) = run.children()
+        yield service.url, child.run_id
+
+
+COMMANDS = [["approve"], ["reject"], ["cancel"], ["end"], ["rm", "--yes"], ["fork"], ["say"]]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+def test_a_command_says_that_an_id_is_of_another_user(words: list[str], agent: tuple[str, str]) -> None:
+    service, agent_id = agent
+    texts = ["hello"] if words == ["say"] else []
+    for other in (agent_id, "chat"):
+        done = CliRunner().invoke(app, [*words, other, *texts, "--server", service])
+        assert (done.exit_code, done.stderr) == (1, f"error: session {other!r} is of another user: give --user tom\n")
+
+
+@pytest.mark.parametrize("word", ["approve", "reject", "cancel"])
+def test_a_command_says_that_a_run_is_of_another_user(word: str, turnwise: Callable[..., Any]) -> None:
+    (run,) = turnwise("runs", "--json", "--user", "ann")["items"]
+    assert f"run {run['id']!r} is of another user: give --user ann" in turnwise(word, run["id"], code=1)
+    assert f"did you mean {run['id']!r}?" in turnwise(word, run["id"][:-2], "--user", "ann", code=1)
 
 
 def test_a_chat_talks_with_a_service(turnwise: Callable[..., Any]) -> None:

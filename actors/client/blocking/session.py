@@ -293,7 +293,7 @@ class Session:
                 started.
             timeout_s: the run fails after so many seconds.
             labels: kept with the run, and on each of its events, so that `events(labels=...)` finds them; see
-                `max_labels` and `max_label_chars` of `SessionConfig`.
+                `max_labels` and `max_label_chars` of `SessionConfig`. `from_session` is reserved: see `send`.
             memory: how the run uses long-term memory: `on` or True recalls before the run and saves its turn; `read`
                 only recalls; `off` or False does neither. The session's setting if omitted.
             model: the model that answers; the session's if omitted, or the engine's own if the session has none.

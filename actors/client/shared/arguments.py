@@ -23,6 +23,7 @@ from turnwise.memory.conversation.marks import check_mark_name
 from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
 from turnwise.memory.conversation.model_params import ModelParams, check_params
 from turnwise.memory.conversation.output_type import MAX_RETRIES
+from turnwise.memory.conversation.runs import FROM_SESSION, LABEL_IS_RESERVED
 from turnwise.memory.conversation.sessions import MAX_TITLE_CHARS
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.conversation.views.chat_messages import ChatMessage
@@ -231,6 +232,12 @@ _TOO_MANY = "turnwise_too_many"
 
 def _mapping(value: Any) -> Any:
     return dict(few(value)) if isinstance(value, Mapping) else value
+
+
+def _no_reserved(labels: Mapping[str, str]) -> Mapping[str, str]:
+    if FROM_SESSION in labels:
+        raise ValueError(LABEL_IS_RESERVED)
+    return labels
 
 
 def _types(value: Any) -> tuple[MemoryType, ...]:
@@ -479,6 +486,8 @@ AboutArg = Annotated[str | About, PlainValidator(_about)]
 ItemStatus = Annotated[Status, PlainValidator(_item_status)]
 """The status of a memory item."""
 Labels = Annotated[Mapping[Text, Text], BeforeValidator(_mapping)]
+NewLabels = Annotated[Labels, AfterValidator(_no_reserved)]
+"""Labels that a caller sets: none of those that turnwise sets itself."""
 Model = Annotated[str, PlainValidator(partial(check_id, "model"))]
 Format = Annotated[MessageFormat, Field()]
 """The format of messages of another library."""

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from turnwise.actors.session.runs.admission import Received, RunAdmission, Started, StartOptions
 from turnwise.actors.session.runs.approvals import Approvals
-from turnwise.actors.session.runs.scheduling import FROM_SESSION
 from turnwise.actors.session.state.state import SessionState
 from turnwise.actors.session.state.transactor import Transactor
 from turnwise.errors import (
@@ -26,7 +25,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.blocks import answer_text, decode
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, CallState
-from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.runs import FROM_SESSION, RunRecord
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.agent_calls import agent_result, call_of_agent, is_wanted

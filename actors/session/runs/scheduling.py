@@ -21,7 +21,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.blocks import User, encode
 from turnwise.memory.conversation.prompts import Prompt
-from turnwise.memory.conversation.runs import IfBusy
+from turnwise.memory.conversation.runs import FROM_SESSION, IfBusy
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.deliveries.payload import run_payload
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange, DeliveryKind, Missed, check_delivery
@@ -30,9 +30,6 @@ from turnwise.memory.values.frozen_json import FrozenDict
 from turnwise.memory.values.records import replace
 
 Result = TypeVar("Result")
-
-FROM_SESSION = "from_session"
-"""The label that says which session has sent a message; of the run that the message begins or joins."""
 
 
 class Scheduling:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from turnwise.actors.client.manager import AsyncSessionManager
     from turnwise.actors.client.session import AsyncSession
     from turnwise.actors.hosting.placement import Placement
+    from turnwise.memory.conversation.runs import RunRecord
     from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
     from turnwise.memory.stores.base import SessionStore
     from turnwise.memory.stores.sql.sqlite_owner import Holder
@@ -57,7 +58,7 @@ FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
 _NEAR = 60
 """How similar an id must be to be suggested, in percent."""
 
-_LOOKED_AT = 1_000
+LOOKED_AT = 1_000
 """Among how many ids, the newest, a similar one is looked for."""
 
 _COMPLETED, _COMPLETE_S = 200, 2.0
@@ -537,7 +538,7 @@ async def find_session(manager: AsyncSessionManager, session_id: str, user_id: s
     try:
         return await manager.get(session_id, user_id=user_id)
     except SessionNotFoundError:
-        page = await manager.list(order_by="updated_at", limit=_LOOKED_AT)
+        page = await manager.list(order_by="updated_at", limit=LOOKED_AT, agents=True)
         raise no_session(session_id, page) from None
 
 
@@ -545,16 +546,20 @@ async def find_run(manager: AsyncSessionManager, run_id: str, user_id: str | Non
     """Return the handle of the run with this id.
 
     Raises:
-        NotFoundError: there is none; the message names the nearest id.
+        NotFoundError: there is none; the message names the nearest id, or says that a user must be given.
     """
     try:
         return await manager.execution(run_id, user_id=user_id)
     except RunNotFoundError:
-        page = await manager.runs(limit=_LOOKED_AT)
-        for run in page:
-            if run.run_id == run_id:
-                raise NotFoundError(f"run {run_id!r} is of another user: give --user {run.user_id}") from None
-        raise missing("run", run_id, [run.run_id for run in page]) from None
+        raise no_run(run_id, await manager.runs(limit=LOOKED_AT)) from None
+
+
+def no_run(run_id: str, there: Iterable[RunRecord], kind: str = "run") -> NotFoundError:
+    """Return the error of a run that was not found, made of runs that are there."""
+    owners = {run.run_id: run.user_id for run in there}
+    if run_id in owners:
+        return NotFoundError(f"run {run_id!r} is of another user: give --user {owners[run_id]}")
+    return missing(kind, run_id, list(owners))
 
 
 def no_session(session_id: str, there: Iterable[SessionRecord]) -> NotFoundError:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from turnwise.cli.common import (
+    LOOKED_AT,
     NAMESPACE,
     AsJson,
     History,
@@ -34,6 +35,7 @@ from turnwise.cli.common import (
     is_service,
     missing,
     namespace_of,
+    no_run,
     of_service,
     reading,
     run,
@@ -519,9 +521,10 @@ async def _find(
         try:
             return await find_session(manager, id, user), None
         except NotFoundError as error:
-            page = await manager.runs(user_id=user, limit=1_000)
-            near = missing("session or run", id, [run.run_id for run in page])
-            raise (error if "did you mean" in str(error) or "--user" in str(error) else near) from None
+            if "give --user" in str(error):
+                raise
+            of_run = no_run(id, await manager.runs(limit=LOOKED_AT), "session or run")
+            raise (of_run if "give --user" in str(of_run) or "did you mean" not in str(error) else error) from None
     return await manager.get(handle.session_id, user_id=user), handle.run_id
 
 

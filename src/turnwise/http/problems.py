@@ -34,9 +34,11 @@ from turnwise.errors import (
     QuotaExceededError,
     ReadOnlyMemoryError,
     ReadOnlyStoreError,
+    RunNotFoundError,
     ServiceAwayError,
     ServiceError,
     SessionLostError,
+    SessionNotFoundError,
     SessionOwnerError,
     SessionRevertedError,
     StoreError,
@@ -117,6 +119,13 @@ _WORDS |= {416: "range_not_satisfiable"}
 _WORDS |= {415: "unsupported_media_type", 422: "invalid_request", 429: "too_many_requests", 503: "unavailable"}
 
 
+_REMEDIES: Mapping[type[TurnwiseError], tuple[str, str]] = {
+    SessionNotFoundError: ("open() creates one", "POST /v1/sessions creates one"),
+    RunNotFoundError: ("runs() lists those there are", "GET /v1/runs lists them"),
+}
+"""The remedies at the end of messages that name a method of Python, and what HTTP says in their place."""
+
+
 def word_of(status: int) -> str:
     """Return the `error` of a problem that is no error of turnwise, by its status."""
     return _WORDS.get(status, "bad_request" if status < 500 else "internal")  # noqa: PLR2004 - the server's fault
@@ -147,8 +156,10 @@ def problem_of(error: TurnwiseError) -> dict[str, Any]:
     fields = {name: getattr(error, name) for name in error.fields}
     plain = {name: value for name, value in fields.items() if _is_plain(value)}
     title = name_of(error).replace("_", " ").capitalize()
+    remedy, http_remedy = _REMEDIES.get(type(error), ("", ""))
+    detail = str(error).removesuffix(remedy) + http_remedy
     # The members that every problem has win over fields with the same names.
-    return plain | problem(status, title, str(error), error=name_of(error))
+    return plain | problem(status, title, detail, error=name_of(error))
 
 
 def _is_plain(value: object) -> bool:
@@ -211,7 +222,7 @@ SCHEMA = {
             "type": "urn:turnwise:session_not_found",
             "title": "Session not found",
             "status": 404,
-            "detail": "no session 'chat-1': open() creates one",
+            "detail": "no session 'chat-1': POST /v1/sessions creates one",
             "error": "session_not_found",
             "session_id": "chat-1",
         }

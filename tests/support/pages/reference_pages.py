@@ -218,7 +218,7 @@ SHARED = {
 }
 
 
-COMMON_ERRORS = fill(", ".join(f"`{name}`" for name in turnwise.__all__ if name in vars(errors)), 118)
+COMMON_ERRORS = fill(", ".join(f"`{name}`" for name in dir(turnwise) if name.endswith("Error")), 118)
 
 ABOUT_ERRORS = f"""\
 All are in `turnwise.errors`; these are in `turnwise`, too:

@@ -10,12 +10,14 @@ import sys
 
 import uvicorn
 
-from turnwise import AsyncSessionManager, EchoEngine, InProcess
+from turnwise import AsyncSessionManager, EchoEngine, InProcess, SessionConfig
 from turnwise.console import mount
 from turnwise.http import BearerTokens, create_app
 
 tokens = {"a-long-secret-of-sarah": "sarah", "a-long-secret-of-tom": "tom"}
-manager = AsyncSessionManager("sqlite:///tutorial.db", engine=EchoEngine(token_delay_s=0.1), placement=InProcess())
+config = SessionConfig(on_lost="resume")  # what a stop has interrupted begins again at the next start
+engine = EchoEngine(token_delay_s=0.1)
+manager = AsyncSessionManager("sqlite:///tutorial.db", engine=engine, placement=InProcess(), config=config)
 app = create_app(manager, auth=BearerTokens(tokens))
 mount(app, app.state.service, "/console")
 

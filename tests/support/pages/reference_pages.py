@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, get_args, get_origin
 
 import griffe
@@ -217,10 +218,15 @@ SHARED = {
 }
 
 
-ABOUT_ERRORS = """\
-All are in `turnwise.errors`, and those that most programs catch are in `turnwise`, too. Every error that leaves
-turnwise is a `TurnwiseError`. Its text says what happened, to which ids, and what to do. Its fields have the values,
-and it survives pickling. A command that ends with an error exits with 1, and with 2 if it was called wrongly.
+COMMON_ERRORS = fill(", ".join(f"`{name}`" for name in dir(turnwise) if name.endswith("Error")), 118)
+
+ABOUT_ERRORS = f"""\
+All are in `turnwise.errors`; these are in `turnwise`, too:
+{COMMON_ERRORS}.
+
+Every error that leaves turnwise is a `TurnwiseError`. Its text says what happened, to which ids, and what to do.
+Its fields have the values, and it survives pickling. A command that ends with an error exits with 1, and with 2 if it
+was called wrongly.
 """
 
 ABOUT_STATUS = """\

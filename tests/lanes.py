@@ -142,17 +142,6 @@ def is_same_on_each_python(file: Path) -> bool:
     return bool(searches) or name_of(file).startswith(SAME_ON_EACH_PYTHON)
 
 
-def speed() -> float:
-    """Return how fast this machine adds, where 1 is the usual: 5 million additions in 0.25 s."""
-    times = []
-    for _ in range(3):
-        started, total = time.perf_counter(), 0
-        for number in range(5_000_000):
-            total += number
-        times.append(time.perf_counter() - started)
-    return 0.25 / min(times)
-
-
 def today() -> int:
     return int(time.time() // 86400)
 
@@ -260,7 +249,6 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     target = next((argument for argument in arguments if argument in LANES), "")
     arguments = [argument for argument in arguments if argument != target]
-    machine, started = speed(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="turnwise-") as taken:
         for kind in KINDS:
             Path(taken, kind).mkdir()
@@ -282,8 +270,6 @@ def main(arguments: Sequence[str]) -> int:
     for lane in lanes:
         for line in lane.failures:  # once more, where whoever sees only the end of it sees them
             print(f"{lane.name} | {line}", end="", flush=True)
-    seconds = time.monotonic() - started
-    print(f"{seconds:.0f} s, which are {seconds * machine:.0f} s on a machine of the usual speed", flush=True)
     codes = [code for lane in lanes for code in lane.codes]
     failed = [code for code in codes if code not in (0, NO_TESTS)]
     return failed[0] if failed else min(codes)

@@ -1,7 +1,7 @@
 """Runs the tests in lanes side by side. Each lane takes the next file that no other has taken.
 
 python tests/lanes.py [--more | --newest | --newest-part] [arguments of pytest]
-python tests/lanes.py --rotated
+python tests/lanes.py --rotated | --is-turn-of-newest
 
 `make test` runs all files but those of `MORE`, and `make test-more` runs these, but for those that take turns by day:
 see `ROTATED`, which `--rotated` prints. `make test-newest` runs what of the former may differ by the version of Python:
@@ -43,7 +43,7 @@ LANES: Mapping[str, Mapping[str, Sequence[str]]] = {
 """Which kinds the lanes of each command run, in this order. A Ray for two lanes takes less than one for each."""
 
 DAYS = 3
-"""In so many days, `make test-newest-part` runs all that `make test-newest` does."""
+"""On so many of its days, `make test-newest-part` runs all that `make test-newest` does."""
 
 MORE = [
     "project/test_types.py",
@@ -95,8 +95,8 @@ ROTATED = [
     ["cluster/test_two_rays.py", "cluster/test_own_ray.py"],
     ["hosting/test_chaos_on_ray.py", "hosting/test_outages_on_ray.py"],
 ]
-"""Of these groups of files, which start several Rays or kill for long, `make test-more` runs one, each day the next.
-`make long` runs all of them."""
+"""Of these groups of files, which start several Rays or kill for long, `make test-more` runs one, each day the next;
+then comes a day without one, on which CI runs `make test-newest-part`. `make long` runs all of them."""
 
 SAME_ON_EACH_PYTHON = (
     *("adapters/", "console/", "http/front_ends/", "http/openai/"),  # frameworks, browsers and clients of others
@@ -148,7 +148,12 @@ def today() -> int:
 
 def rests_today(file: Path) -> bool:
     """Return whether `make test-more` runs a file on another day."""
-    return any(name_of(file) in group for number, group in enumerate(ROTATED) if number != today() % len(ROTATED))
+    return any(name_of(file) in group for number, group in enumerate(ROTATED) if number != turn_of_today())
+
+
+def turn_of_today() -> int:
+    """Return the number of the group of `ROTATED` whose day it is, or the one after them on the newest Python's."""
+    return today() % (len(ROTATED) + 1)
 
 
 def name_of(file: Path) -> str:
@@ -247,6 +252,8 @@ def main(arguments: Sequence[str]) -> int:
     if arguments == ["--rotated"]:
         print(*(str(TESTS / name) for group in ROTATED for name in group))
         return 0
+    if arguments == ["--is-turn-of-newest"]:
+        return turn_of_today() < len(ROTATED)
     target = next((argument for argument in arguments if argument in LANES), "")
     arguments = [argument for argument in arguments if argument != target]
     with tempfile.TemporaryDirectory(prefix="turnwise-") as taken:

@@ -105,6 +105,14 @@ async def test_expired_sessions_are_deleted_while_a_manager_is_open(store: Watch
         assert await names_in(store) == ["for ever", "newer"]
 
 
+async def test_a_manager_that_is_closed_leaves_no_work_behind(store: Watched) -> None:
+    before = asyncio.all_tasks()
+    async with AsyncSessionManager(URL, **settings(sweep_every_s=SOON_S)) as manager:
+        await manager.open("old", ttl_s=10.0)
+        await seen(lambda: store.claims)
+    assert asyncio.all_tasks() == before
+
+
 def test_a_manager_that_blocks_sweeps_in_a_thread_of_its_own(store: Watched) -> None:
     with SessionManager(URL, **settings(sweep_every_s=SOON_S)) as manager:
         manager.open("old", ttl_s=10.0)

@@ -148,8 +148,8 @@ async def test_of_two_managers_one_does_each_sweep(store: Watched) -> None:
         await seen(lambda: len(store.claims) > 4)
         assert store.reads == 0, "a sweep before it is due"
         store.time += SOON_S
-        asked = len(store.claims)
-        await seen(lambda: len(store.claims) > asked + 8)
+        claims_before = len(store.claims)
+        await seen(lambda: len(store.claims) > claims_before + 8)
         assert store.reads == 1 and store.claims.count(0.0) == 1
     assert await names_in(store) == ["stays"]
 

@@ -146,8 +146,8 @@ def test_what_is_taken_away_is_not_found(manager: SessionManager, way: str) -> N
         chat.append("a waiting melon", "waits too")
         assert len(ids(manager, "melon")) == 5
         assert chat.remove(chat.messages()[-2]) == 1
-    kept = {"remove": before[:3], "remove_pending": before, "clear": before[:2], "forget_turn": before[:2]}
-    assert ids(manager, "melon") == kept.get(way, [])
+    remaining = {"remove": before[:3], "remove_pending": before, "clear": before[:2], "forget_turn": before[:2]}
+    assert ids(manager, "melon") == remaining.get(way, [])
     assert len(ids(manager, "melon", "bob")) == 2
     if way == "remove_pending":
         assert ids(manager, "waits") == ["a#2:0"]

@@ -82,8 +82,8 @@ def use_each_verb(
         assert chat.compact(explain=True) is None and chat.window("next") and chat.window()
         with pytest.raises(InvalidInputError):
             chat.expand(Summary(text="s", of=(Span("log", 0, 1),)))
-        said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-        imported = manager.import_messages("i", said)
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        imported = manager.import_messages("i", messages)
         assert imported.export_messages("openai_chat") and imported.fork(0, "fork", schedules=True).latest()
         imported.remove(imported.messages()[0])
         use_memory(chat)

@@ -311,9 +311,9 @@ def drain_report_of(data: Json) -> DrainReport:
 
 def swept_of(data: Json) -> Swept:
     """Return what became of expired sessions."""
-    kept = {name: _keys(data[name]) for name in ("deleted", "busy", "used")}
+    groups = {name: _keys(data[name]) for name in ("deleted", "busy", "used")}
     failed = {SessionKey(part["session_id"], part["user_id"]): part["why"] for part in data["failed"]}
-    return Swept(failed=failed, **kept)
+    return Swept(failed=failed, **groups)
 
 
 def _keys(data: Iterable[Json]) -> tuple[SessionKey, ...]:

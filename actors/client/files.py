@@ -10,11 +10,11 @@ from turnwise.actors.client.shared.arguments import FileId, Limit, Text, checked
 from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.session.acting import Acting, check_stored
 from turnwise.errors import FileNotStoredError, FilesUnavailableError, InvalidPromptError, ReadOnlyStoreError
-from turnwise.memory.conversation.blocks import Block, Document, Image, Text as TextBlock
+from turnwise.memory.conversation.blocks import Block, Document, Image, Text as TextBlock, named_files
 from turnwise.memory.conversation.prompts import Prompt
 from turnwise.memory.conversation.sessions import MemberRole, SessionKey
 from turnwise.memory.conversation.views.notebook_display import Rows
-from turnwise.memory.files.attachments import described_by, named_files, stand_in, with_bytes, with_parts
+from turnwise.memory.files.attachments import described_by, stand_in, with_bytes, with_parts
 from turnwise.memory.files.base import PIECE_BYTES, FileData
 from turnwise.memory.files.index import keeps_files
 from turnwise.memory.files.records import OF_USER, FileRecord

@@ -8,7 +8,7 @@ from turnwise.actors.session.acting import acting_member
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.state.state import SessionState
 from turnwise.errors import FileNotStoredError, FileRefusedError, FilesUnavailableError, InvalidPromptError
-from turnwise.memory.conversation.blocks import Block, Document, Image, Text, encode
+from turnwise.memory.conversation.blocks import Block, Document, Image, Text, encode, named_files
 from turnwise.memory.conversation.prompts import Prompt
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.turns import Turn
@@ -16,8 +16,6 @@ from turnwise.memory.files.access import FileAccess, access_to
 from turnwise.memory.files.attachments import (
     AnyKind,
     described_by,
-    named_files,
-    names_file,
     with_bytes,
     with_files,
     with_parts,
@@ -123,8 +121,7 @@ class SessionFiles:
 
     async def for_request(self, turn: Turn) -> Turn:
         """Return a turn whose blocks have the bytes of the files that they name; it is never stored."""
-        named = {place: block for place, block in turn.placed_blocks if names_file(block)}
-        if not named:
+        if not (named := turn.naming_files):
             return turn
         access = self.access if self.is_on else None
         return turn.replacing({place: await with_bytes(access, self._key, each) for place, each in named.items()})

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, cast
 
 from turnwise.errors import CorruptRecordError
-from turnwise.memory.conversation.blocks import AnyBlock, Block, decode, encode
+from turnwise.memory.conversation.blocks import KINDS, AnyBlock, Block, decode, encode, named_files
 from turnwise.memory.conversation.codec import decoded
 from turnwise.memory.conversation.spans import Span, Spans, holds, overlap, subtract, union
 from turnwise.memory.values.weights import BLOCK_BYTES, weight
@@ -28,6 +28,8 @@ class BlockCache:
 
     def __init__(self, source: str = "") -> None:
         self._logs: dict[str, dict[int, AnyBlock | str]] = {}
+        self._attachments: dict[str, list[int]] = {}
+        """The positions of blocks that may name files, ascending, by log."""
         self.source = source
         self.held: Spans = (Span(source, 0, 1),) if source else ()
         """The spans held, sorted, and one empty marker span whose log is the source: see `is_of`."""
@@ -52,7 +54,8 @@ class BlockCache:
         """Return a cache that holds this one's current blocks, and `blocks` as the log `log`."""
         cache = BlockCache()
         added: dict[int, Any] = dict(enumerate(blocks))
-        cache._logs = {**self._logs, log: added}
+        cache._logs, cache._attachments = {**self._logs, log: added}, {**self._attachments, log: []}
+        cache._note_attachments(log, added)
         cache.held = union(self.held, (Span(log, 0, len(blocks)),))
         return cache
 
@@ -60,6 +63,7 @@ class BlockCache:
         """Return a cache that holds this one's current blocks, with others at some places. O(the logs' blocks)."""
         cache = BlockCache()
         cache._logs = {**self._logs, **{span.log: {**self._logs[span.log]} for span in blocks}}
+        cache._attachments = self._attachments
         for (log, position, _), block in blocks.items():
             entries: dict[int, Any] = cache._logs[log]
             entries[position] = block
@@ -75,6 +79,7 @@ class BlockCache:
             new = [block for place, block in part.items() if place not in entries] if entries else part.values()
             self.size_bytes += BLOCK_BYTES * len(new) + sum(map(weight, new))
             entries.update(part)
+            self._note_attachments(log, part)
             index += stop - start
         self.held = union(self.held, spans)
 
@@ -98,8 +103,21 @@ class BlockCache:
             log_blocks = self._logs.get(log, {})
             for position in range(start, stop):
                 block = log_blocks.get(position)
-                blocks.append(block if isinstance(block, Block) else self._decoded(log, position))
+                is_decoded = block.__class__ in _CLASSES or isinstance(block, Block)  # the latter is slow
+                blocks.append(cast(AnyBlock, block) if is_decoded else self._decoded(log, position))
         return tuple(blocks)
+
+    def naming_files(self, spans: Iterable[Span]) -> dict[Span, AnyBlock]:
+        """Return the blocks of `spans` that name files, by their places. O(spans and such blocks), not O(blocks)."""
+        named: dict[Span, AnyBlock] = {}
+        for log, start, stop in spans:
+            positions = self._attachments.get(log, [])
+            for position in positions[bisect_left(positions, start) : bisect_left(positions, stop)]:
+                place = Span(log, position, position + 1)
+                (block,) = self.read([place])
+                if named_files(block):
+                    named[place] = block
+        return named
 
     def weigh(self, spans: Iterable[Span]) -> int:
         """Return the estimated memory of the blocks of `spans` that are held, in bytes. O(these blocks)."""
@@ -117,6 +135,14 @@ class BlockCache:
         entries = (self._entry(span.log, position) for span in spans for position in range(span.start, span.stop))
         return [encode(entry) if isinstance(entry, Block) else entry for entry in entries]
 
+    def _note_attachments(self, log: str, blocks: Mapping[int, Block | str]) -> None:
+        """Note which of these blocks may name files."""
+        for position, block in blocks.items():
+            if '"file"' in block if isinstance(block, str) else isinstance(block, Block) and named_files(block):
+                positions = self._attachments.setdefault(log, [])
+                if position not in positions[bisect_left(positions, position) :][:1]:
+                    insort(positions, position)
+
     def _holds(self, span: Span) -> bool:
         after = bisect_right(self.held, span[:2], key=itemgetter(0, 1))
         return after > 0 and holds(self.held[after - 1], span)
@@ -131,3 +157,6 @@ class BlockCache:
         entry: Any = self._entry(log, position)  # a damaged database may hold values that are not text either
         block = self._logs[log][position] = decoded(f"block {log}:{position}", partial(decode, entry))
         return block
+
+
+_CLASSES = frozenset(KINDS.values())

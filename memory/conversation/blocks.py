@@ -373,6 +373,12 @@ _JSON_FIELDS: dict[str, str | None] = {**dict.fromkeys(KINDS), "tool_use": "inpu
 """The field that has JSON, by the kind of block: most kinds have none."""
 
 
+def named_files(block: Block) -> list[Image | Document]:
+    """Return the attachments that name files: the block itself, or those of a tool's result."""
+    parts = block.blocks if isinstance(block, ToolResult) else (block,)
+    return [part for part in parts if isinstance(part, Image | Document) and part.file is not None]
+
+
 def is_too_deep(block: Block) -> bool:
     """Return whether the block's JSON is nested deeper than `MAX_DEPTH`. JSON parsers accept about 200 levels."""
     field = _JSON_FIELDS.get(block.kind, "payload")

@@ -335,9 +335,9 @@ class Turn:
         return Turn(self._session_id, replace(record, input=shown), self._cache.over(_RECALLED, blocks))
 
     @property
-    def placed_blocks(self) -> list[tuple[Span, AnyBlock]]:
-        """The blocks of the snapshot with their places, oldest first."""
-        return [*zip(places(self._record.spans), self.blocks, strict=True)]
+    def naming_files(self) -> dict[Span, AnyBlock]:
+        """The blocks of the snapshot that name files, by their places."""
+        return self._cache.naming_files(self._record.spans)
 
     def replacing(self, blocks: Mapping[Span, Block]) -> "Turn":
         """Return a copy of this turn with other blocks at some places, for a request to a model. It is never stored."""

@@ -25,11 +25,6 @@ NO_FILES = "there is no place for files"
 _PLACEHOLDER = base64.b64encode(b"-").decode()
 
 
-def names_file(block: Block) -> bool:
-    """Return whether a block, or one of those of a tool's result, names a file."""
-    return isinstance(block, Image | Document | ToolResult) and bool(named_files(block))
-
-
 def stand_in(block: Attachment) -> Attachment:
     """Return what a request will have in place of a block that names a file, with other bytes, for checks."""
     if block.file is None:
@@ -57,12 +52,6 @@ def with_parts(block: AnyKind, parts: Mapping[int, Text | Attachment]) -> AnyKin
     if isinstance(block, ToolResult):
         return block.model_copy(update={"blocks": tuple(parts.get(id(part), part) for part in block.blocks)})
     return parts.get(id(block), block)  # type: ignore[return-value]  # of the class of the block
-
-
-def named_files(block: Block) -> list[Attachment]:
-    """Return the attachments that name files: the block itself, or those of a tool's result."""
-    parts = block.blocks if isinstance(block, ToolResult) else (block,)
-    return [part for part in parts if isinstance(part, Image | Document) and part.file is not None]
 
 
 async def with_bytes(access: FileAccess | None, key: SessionKey, block: Block) -> Block:

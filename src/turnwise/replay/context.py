@@ -30,7 +30,7 @@ from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.schedule_access import ScheduleAccess
 from turnwise.memory.files.access import FileAccess
-from turnwise.memory.files.attachments import names_file, with_bytes
+from turnwise.memory.files.attachments import with_bytes
 from turnwise.memory.tokens.counter import RoughCounter
 from turnwise.memory.values.records import replace
 from turnwise.replay.records import Answer
@@ -49,8 +49,6 @@ class Conversation:
     view: SessionView
     cache: BlockCache
     """The blocks of the turns that are being replayed, those of the replay included."""
-    may_name_files: bool = False
-    """Whether some of these blocks name files."""
 
     @classmethod
     def of(cls, session: SessionRecord, log: str, cache: BlockCache) -> Conversation:
@@ -67,9 +65,8 @@ class Conversation:
         # Each conversation has a log of its own, by whose name servers tell apart which requests begin alike.
         return cls(replace(session, log=f"{session.log}/{log}", log_size=0), view, cache)
 
-    def go_on_with(self, cache: BlockCache, base: Spans, *, may_name_files: bool) -> None:
+    def go_on_with(self, cache: BlockCache, base: Spans) -> None:
         """Go on with the blocks of the next page of turns, and with those that the next turn continues."""
-        self.may_name_files = self.may_name_files or may_name_files
         if cache is not self.cache:
             if missing := cache.missing(base):
                 cache.add_spans(missing, self.cache.read(missing))
@@ -77,7 +74,6 @@ class Conversation:
 
     def add(self, blocks: Sequence[Block]) -> Span:
         """Add blocks at the end of the log; return where they are."""
-        self.may_name_files = self.may_name_files or any(map(names_file, blocks))
         log, start = self.session.log, self.session.log_size
         self.session = replace(self.session, log_size=start + len(blocks))
         self.cache.add(log, start, blocks)
@@ -164,9 +160,8 @@ class _Callbacks:
         turn = Turn(run.session.session_id, run.turn, self._conversation.cache)
         if self._recalled or self._front:
             turn = turn.recalling(self._recalled, front=self._front)
-        if not self._conversation.may_name_files:
+        if not (named := turn.naming_files):
             return turn
-        named = {place: block for place, block in turn.placed_blocks if names_file(block)}
         key = SessionKey(run.session.session_id, run.session.user_id)
         return turn.replacing({place: await with_bytes(self._files, key, each) for place, each in named.items()})
 

@@ -15,7 +15,6 @@ from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Spans, cut, join, overlap, size, union
 from turnwise.memory.conversation.turns import Turn, TurnRecord
-from turnwise.memory.files.attachments import names_file
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.reading import read_blocks, read_runs
 from turnwise.replay.records import Answer, answer_of
@@ -48,8 +47,6 @@ class RecordedTurn:
     """The text that memories added before the conversation."""
     inexact: tuple[str, ...] = ()
     """How its request may differ from the recorded one."""
-    may_name_files: bool = True
-    """Whether blocks of its page name files, whose bytes requests then get."""
 
     @property
     def before(self) -> Spans:
@@ -201,11 +198,6 @@ class _Page:
         """Whether some of its requests may have blocks that were cleared since."""
         return bool(self.left_out) or _has_cleared(self.blocks)  # a shorter request may have other blocks
 
-    @cached_property
-    def may_name_files(self) -> bool:
-        """Whether some of its requests may name files."""
-        return bool(self.left_out) or any(map(names_file, self.blocks))
-
     async def turn(self, turn: TurnRecord, run: RunRecord, position: int, *, is_selected: bool) -> RecordedTurn:
         """Return a turn with its request."""
         inexact: list[str] = []
@@ -229,7 +221,6 @@ class _Page:
             recalled=Recalled(text=str(text)) if text else None,
             front=Recalled(text=str(turn.metadata[FRONT])) if FRONT in turn.metadata else None,
             inexact=tuple(inexact),
-            may_name_files=self.may_name_files,
         )
 
     async def _read(self, spans: Spans) -> tuple[AnyBlock, ...]:

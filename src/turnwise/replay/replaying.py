@@ -189,7 +189,7 @@ class _Answering:
         if self._conversation is None:
             self._conversation = Conversation.of(recorded.session, self._log, recorded.turn.cache)
         conversation = self._conversation
-        conversation.go_on_with(recorded.turn.cache, self._base or (), may_name_files=recorded.may_name_files)
+        conversation.go_on_with(recorded.turn.cache, self._base or ())
         is_first = self._base is None
         if not (recorded.is_selected or variant.overflow or (variant.forward and not is_first)):
             return None

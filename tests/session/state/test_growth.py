@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import pickle
+import sys
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace
@@ -272,3 +274,34 @@ async def test_a_process_caches_little_more_than_the_window_of_a_session_of_many
     early = await core.reads.wait(f"run-{turns - 100}")
     assert early.turn and len(early.turn.blocks) > 2
     assert (await core.reads.latest()) == (await core.reads.turn(turns - 1))
+
+
+async def test_a_turn_of_a_long_conversation_takes_as_many_calls_as_one_of_a_short_one() -> None:
+    """Nothing that turnwise does at each turn walks the whole history, but for copies that Python makes at once."""
+    store, run_ids = InMemoryStore(), iter(range(MANY))
+    await store.create(SessionRecord(session_id="s"))
+    core = SessionCore(SessionKey("s"), store, EchoEngine(), SessionConfig(), off_loop=inline)
+
+    async def turn() -> None:
+        run_id = f"run-{next(run_ids)}"
+        await core.admission.start(["What is the weather like?"], run_id=run_id)
+        await core.reads.wait(run_id)
+
+    async def calls_of_a_turn() -> int:
+        counts = []
+        for _ in range(5):  # the least of some: a turn may end a stretch of something
+            calls = Counter[str]()
+            sys.setprofile(lambda _, event, __, calls=calls: calls.update([event]))  # type: ignore[misc]
+            try:
+                await turn()
+            finally:
+                sys.setprofile(None)
+            counts.append(calls["call"] + calls["c_call"])
+        return min(counts)
+
+    for _ in range(10):
+        await turn()
+    short = await calls_of_a_turn()
+    for _ in range(300):
+        await turn()
+    assert await calls_of_a_turn() < 1.1 * short

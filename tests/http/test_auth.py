@@ -119,6 +119,34 @@ def test_tokens_that_are_no_json_or_not_there_are_refused(tmp_path: Path, monkey
         BearerTokens.from_environment()
 
 
+@pytest.mark.parametrize("broken", ["{", "[]", "{}", '{"a-token-of-a-bad-name": "a\\nb"}', None])
+def test_a_changed_file_of_tokens_counts_at_once_and_a_broken_one_not_at_all(
+    broken: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Files are replaced as Kubernetes does: what the path names is another file from one moment to the next."""
+    monkeypatch.setattr("turnwise.http.auth._LOOK_S", 0.0)
+    path = tmp_path / "tokens.json"
+
+    def replace(text: str) -> None:
+        new = tmp_path / "new.json"
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+
+    replace(json.dumps({TOKEN: "ann", "a-token-that-was-stolen": "ben"}))
+    tokens = BearerTokens.from_file(path)
+    assert tokens.find("a-token-that-was-stolen") == Identity("ben")
+    replace(json.dumps({TOKEN: "ann", "a-token-that-is-new": {"user": "ben", "operator": True}}))
+    assert tokens.find("a-token-that-was-stolen") is None
+    assert tokens.find("a-token-that-is-new") == Identity("ben", is_operator=True)
+    path.unlink() if broken is None else replace(broken)
+    for _ in range(3):
+        assert tokens.find(TOKEN) == Identity("ann")
+    (record,) = caplog.records
+    assert record.levelname == "ERROR" and path.name in caplog.text and TOKEN not in caplog.text
+    replace(json.dumps({TOKEN: "cem"}))
+    assert tokens.find(TOKEN) == Identity("cem")
+
+
 @pytest.mark.parametrize("user", [None, "", "a\nb"])
 def test_an_identity_without_a_user_is_refused(user: Any) -> None:
     """It would be given what all users have."""

@@ -10,7 +10,9 @@ import hashlib
 import hmac
 import inspect
 import json
+import logging
 import os
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +22,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator
 from starlette.requests import HTTPConnection
 
-from turnwise.errors import ConfigError, shown
+from turnwise.errors import ConfigError, TurnwiseError, shown
 from turnwise.memory.quotas.tenants import check_tenant
 from turnwise.memory.values.checked_settings import checked_settings
 from turnwise.memory.values.ids import check_id
@@ -72,7 +74,7 @@ def bearer_token(authorization: str) -> str | None:
 
 
 class BearerTokens:
-    """An `Auth` by tokens: `Authorization: Bearer <token>`. Keeps the tokens' digests only.
+    """An `Auth` by tokens: `Authorization: Bearer <token>`. Keeps the tokens' digests only. Thread-safe.
 
     Args:
         users: the user of each token: an id, or an `Identity`.
@@ -82,36 +84,22 @@ class BearerTokens:
             cannot carry; the error does not quote it.
     """
 
-    def __init__(self, users: Mapping[str, str | Identity]) -> None:
-        if not users:
-            raise ConfigError(
-                "tokens", "{}", "there is no token, so nobody could use the service: give one, or no auth"
-            )
-        for token, user in users.items():
-            name = user if isinstance(user, str) else user.user_id
-            if not (isinstance(token, str) and len(token) >= _SHORTEST and token.isascii() and token.isprintable()):
-                raise ConfigError(
-                    "tokens", shown(name), f"its token needs {_SHORTEST} or more printable ASCII characters"
-                )
-            if " " in token or not name:
-                raise ConfigError("tokens", shown(name), "a token has no spaces, and its user has a name")
-        users_by_digest = {_digest(token): user for token, user in users.items()}
-        self._users = {key: Identity(user) if isinstance(user, str) else user for key, user in users_by_digest.items()}
+    def __init__(self, users: Mapping[str, str | Identity], *, _file: _WatchedFile | None = None) -> None:
+        self._users = _by_digest(users)
+        self._file = _file
 
     @classmethod
     def from_file(cls, path: str | Path) -> BearerTokens:
         """Read a JSON object of tokens; a value is a user's id, or `{"user": "ann", "tenant": "acme"}`.
 
-        An operator's has `"operator": true`.
+        An operator's has `"operator": true`. If the file changes, it is read again within a second of the next request.
+        While it then cannot be read, or holds something else, the tokens stay as they were, and the log has an error.
 
         Raises:
             ConfigError: the file cannot be read, or holds something else.
         """
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError("tokens", shown(str(path)), f"the file cannot be read: {error.strerror}") from None
-        return cls._from_json(text, str(path))
+        file = _WatchedFile(Path(path))
+        return cls(_users_in(file.read(), str(path)), _file=file)
 
     @classmethod
     def from_environment(cls, name: str = "TURNWISE_HTTP_TOKENS") -> BearerTokens:
@@ -122,28 +110,7 @@ class BearerTokens:
         """
         if name not in os.environ:
             raise ConfigError("tokens", shown(name), "the environment variable is not set")
-        return cls._from_json(os.environ[name], name)
-
-    @classmethod
-    def _from_json(cls, text: str, source: str) -> BearerTokens:
-        form = 'it must hold a JSON object such as {"a-secret-token": "ann", "another-token": {"user": "bob"}}'
-        try:
-            entries = json.loads(text)
-        except ValueError:
-            raise ConfigError("tokens", shown(source), form) from None
-        if not isinstance(entries, dict):
-            raise ConfigError("tokens", shown(source), form)
-        users: dict[str, str | Identity] = {}
-        for token, user in entries.items():
-            match user:
-                case str():
-                    users[token] = user
-                case {"user": str(name), **options} if _are_options(options):
-                    tenant: Any = options.get("tenant")
-                    users[token] = Identity(name, bool(options.get("operator", False)), tenant)
-                case _:
-                    raise ConfigError("tokens", shown(source), form)
-        return cls(users)
+        return cls(_users_in(os.environ[name], name))
 
     def __call__(self, connection: HTTPConnection) -> Identity | None:
         token = bearer_token(connection.headers.get("authorization", ""))
@@ -151,12 +118,100 @@ class BearerTokens:
 
     def find(self, token: str) -> Identity | None:
         """Return whose token this is. Takes as long for any wrong one."""
+        self._read_again()
         digest, identity = _digest(token), None
         for stored_digest, user in self._users.items():
             if hmac.compare_digest(stored_digest, digest):
                 identity = user
         return identity
 
+    def _read_again(self) -> None:
+        """Take the tokens of the file, if it was changed."""
+        if self._file is None or not self._file.has_changed():
+            return
+        try:
+            self._users = _by_digest(_users_in(self._file.read(), str(self._file.path)))
+        except TurnwiseError:
+            _log.exception("The tokens stay as they were, since %s is no file of tokens any more", self._file.path)
+
+
+def _by_digest(users: Mapping[str, str | Identity]) -> dict[bytes, Identity]:
+    """Return the users by the digests of their tokens. Refuse tokens that cannot be used."""
+    if not users:
+        raise ConfigError("tokens", "{}", "there is no token, so nobody could use the service: give one, or no auth")
+    for token, user in users.items():
+        name = user if isinstance(user, str) else user.user_id
+        if not (isinstance(token, str) and len(token) >= _SHORTEST and token.isascii() and token.isprintable()):
+            raise ConfigError("tokens", shown(name), f"its token needs {_SHORTEST} or more printable ASCII characters")
+        if " " in token or not name:
+            raise ConfigError("tokens", shown(name), "a token has no spaces, and its user has a name")
+    users_by_digest = {_digest(token): user for token, user in users.items()}
+    return {key: Identity(user) if isinstance(user, str) else user for key, user in users_by_digest.items()}
+
+
+def _users_in(text: str, source: str) -> dict[str, str | Identity]:
+    """Return the users of a JSON object of tokens; see `BearerTokens.from_file`."""
+    form = 'it must hold a JSON object such as {"a-secret-token": "ann", "another-token": {"user": "bob"}}'
+    try:
+        entries = json.loads(text)
+    except ValueError:
+        raise ConfigError("tokens", shown(source), form) from None
+    if not isinstance(entries, dict):
+        raise ConfigError("tokens", shown(source), form)
+    users: dict[str, str | Identity] = {}
+    for token, user in entries.items():
+        match user:
+            case str():
+                users[token] = user
+            case {"user": str(name), **options} if _are_options(options):
+                tenant: Any = options.get("tenant")
+                users[token] = Identity(name, bool(options.get("operator", False)), tenant)
+            case _:
+                raise ConfigError("tokens", shown(source), form)
+    return users
+
+
+class _WatchedFile:
+    """A file that is looked at once a second, at most."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._seen: tuple[int, ...] = ()
+        """What the file's status was when it was read, or could not be."""
+        self._looks_again_at = 0.0
+
+    def has_changed(self) -> bool:
+        """Return whether the file is another one than when it was read; False within a second of the last look."""
+        if (now := time.monotonic()) < self._looks_again_at:
+            return False
+        self._looks_again_at = now + _LOOK_S
+        return self._status() != self._seen
+
+    def read(self) -> str:
+        """Return the file's text.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        self._seen = self._status()  # first, so that a change meanwhile is seen later
+        try:
+            return self.path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise ConfigError("tokens", shown(str(self.path)), f"the file cannot be read: {reason}") from None
+
+    def _status(self) -> tuple[int, ...]:
+        try:
+            status = self.path.stat()
+        except OSError:
+            return ()
+        return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+"""How often a file of tokens is looked at, at most."""
 
 _SHORTEST = 16
 

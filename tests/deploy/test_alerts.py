@@ -26,6 +26,7 @@ KUBERNETES = {
     "kube_pod_container_status_last_terminated_reason": ("namespace", "pod", "reason"),
     "kube_pod_container_status_restarts_total": ("namespace", "pod"),
     "kube_job_status_failed": ("namespace", "job_name"),
+    "kube_statefulset_status_replicas_ready": ("namespace", "statefulset"),
     "kube_cronjob_status_last_successful_time": ("namespace", "cronjob"),
     "kubelet_volume_stats_used_bytes": ("namespace", "persistentvolumeclaim"),
     "kubelet_volume_stats_capacity_bytes": ("namespace", "persistentvolumeclaim"),
@@ -46,7 +47,7 @@ def test_alerts_name_metrics_labels_and_values_that_exist() -> None:
     for rule in rules():
         names = re.findall(r"\b(?:ray|kube|kubelet)_\w+", rule["expr"])
         assert names and set(names) <= metrics.keys(), rule["alert"]
-        labels = {label.replace(".", "_") for name in names for label in metrics[name]} | {"le"}
+        labels = {label.replace(".", "_") for name in names for label in metrics[name]} | {"le", "namespace"}
         matched = re.findall(r'(\w+)=~?"([^"]*)"', rule["expr"])
         grouped = re.findall(r"by \(([^)]*)\)", rule["expr"])
         assert {name for name, _ in matched} | {name for by in grouped for name in by.split(", ")} <= labels

@@ -29,7 +29,7 @@ OWN = {
 MADE_ELSEWHERE = {"turnwise-serve-svc", "turnwise-head-svc"}
 """Services that KubeRay makes."""
 
-SECRETS = {"turnwise", "turnwise-store", "turnwise-migrate", "turnwise-ray", "turnwise-redis"}
+SECRETS = {"turnwise", "turnwise-tokens", "turnwise-store", "turnwise-migrate", "turnwise-ray", "turnwise-redis"}
 """Those that an operator makes in production."""
 
 
@@ -123,8 +123,8 @@ def test_each_name_that_a_manifest_uses_is_there(manifests: list[Manifest]) -> N
              ("Secret", "ConfigMap", "ServiceAccount", "PersistentVolumeClaim", "Service")}  # fmt: skip
     text = json.dumps(manifests)
     for kind, pattern in {
-        "Secret": r'"secret(?:KeyRef|Ref)": \{[^}]*"name": "([^"]+)"',
-        "ConfigMap": r'"configMap": \{[^}]*"name": "([^"]+)"',
+        "Secret": r'"secret(?:KeyRef|Ref)?": \{[^}]*"(?:secretN|n)ame": "([^"]+)"',
+        "ConfigMap": r'"configMap(?:Ref)?": \{[^}]*"name": "([^"]+)"',
         "ServiceAccount": r'"serviceAccountName": "([^"]+)"',
         "PersistentVolumeClaim": r'"claimName": "([^"]+)"',
         "Service": r'"service": \{"name": "([^"]+)"',
@@ -230,11 +230,25 @@ def test_kuberays_services_select_the_head_and_budgets_let_drains_go_on(overlay:
     assert budget["minAvailable"] < ready and budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
-def test_only_the_number_of_hosts_differs_in_production() -> None:
-    texts = [find(render(DEPLOY / overlay), "ConfigMap")["data"]["serve.toml"] for overlay in OVERLAYS[:2]]
+def test_only_the_numbers_of_hosts_and_replicas_differ_in_production() -> None:
+    rendered = [render(DEPLOY / overlay) for overlay in OVERLAYS[:2]]
+    texts = [find(manifests, "ConfigMap", "turnwise")["data"]["serve.toml"] for manifests in rendered]
     trial, production = (tomllib.loads(text) for text in texts)
     assert production.pop("packed")["hosts"] > trial.pop("packed")["hosts"]
     assert production == trial
+    services = [find(manifests, "RayService")["spec"] for manifests in rendered]
+    replicas, configs = [], []
+    for service in services:
+        config = yaml.safe_load(service["serveConfigV2"])
+        scaling = config["applications"][0]["deployments"][0]["autoscaling_config"]
+        replicas.append((scaling.pop("min_replicas"), scaling.pop("max_replicas")))
+        configs.append(config)
+    assert configs[0] == configs[1]
+    workers = [service["rayClusterConfig"]["workerGroupSpecs"][0] for service in services]
+    assert [least for least, _ in replicas] == [group["minReplicas"] for group in workers], (
+        "a worker is Ready by its replica"
+    )
+    assert replicas[1][1] == workers[1]["maxReplicas"]
 
 
 def test_the_route_of_the_gateway_is_that_of_the_ingress(registry: Registry[Any]) -> None:

@@ -152,7 +152,10 @@ class Pods:
         env |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": str(self.folder)}
         env["PATH"] = f"{self.folder}/bin:{env['PATH']}"
         for source in container.get("envFrom", ()):
-            env |= self._secret(source["secretRef"]["name"])
+            if "secretRef" in source:
+                env |= self._secret(source["secretRef"]["name"])
+            else:
+                env |= find(self.manifests, "ConfigMap", source["configMapRef"]["name"])["data"]
         for variable in container.get("env", ()):
             env[variable["name"]] = variable["value"] if "value" in variable else self._value(variable["valueFrom"])
         if "RAY_health_check_failure_threshold" in env:
@@ -160,7 +163,8 @@ class Pods:
         return env
 
     def settings(self) -> Path:
-        """Write the files of the service's ConfigMap; return their folder."""
+        """Write the service's configuration and its tokens; return the folder of the former."""
+        self.addresses["/secrets/"] = f"{self._mounted('tokens')}/"
         return self._mounted("settings")
 
     def _by_kuberay(self, cluster: Mapping[str, Any]) -> dict[str, str]:
@@ -182,12 +186,14 @@ class Pods:
         return {**(stored[0]["stringData"] if stored else {}), **self.secrets.get(name, {})}
 
     def _mounted(self, volume: str) -> Path:
-        """Write the files of the ConfigMap of a volume; return their folder."""
-        name = {"settings": "turnwise", "job": "turnwise-job"}[volume]
+        """Write the files of a volume, of a ConfigMap or a secret; return their folder."""
+        name = {"settings": "turnwise", "job": "turnwise-job", "tokens": "turnwise-tokens"}[volume]
+        is_secret = volume == "tokens"
+        files = self._secret(name) if is_secret else find(self.manifests, "ConfigMap", name)["data"]
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
-        for file, text in find(self.manifests, "ConfigMap", name)["data"].items():
-            (folder / file).write_text(text, encoding="utf-8")
+        for file, text in files.items():
+            (folder / file).write_text(text if is_secret else _replaced(text, self.addresses), encoding="utf-8")
         return folder
 
     def _command(self, words: Sequence[str]) -> list[str]:

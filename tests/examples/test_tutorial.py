@@ -30,11 +30,12 @@ PRINTED = [
 
 
 @pytest.mark.parametrize("page", tutorial_notebook.PAGES, ids=lambda page: page.stem)
-def test_a_page_shows_its_program_as_it_is(page: Path) -> None:
+def test_a_page_shows_its_program_as_it_is_below_the_docstring(page: Path) -> None:
     program = tutorial_notebook.NOTEBOOK.with_name(tutorial_notebook.program_of(page))
     shown = next(block for block in blocks_of(page) if block.kind.startswith("python"))
-    assert shown.text == program.read_text(encoding="utf-8")
-    assert page.relative_to(page.parents[2]).as_posix() in shown.text
+    docstring, _, code = program.read_text(encoding="utf-8").partition('"""\n\n')
+    assert shown.text == code
+    assert page.relative_to(page.parents[2]).as_posix() in docstring
 
 
 def test_the_notebook_is_made_of_the_pages_and_runs_as_they_say(

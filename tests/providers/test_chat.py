@@ -33,6 +33,7 @@ from turnwise.memory.providers.endpoints import (
     LESSONS,
     OPENAI,
     PROFILES,
+    Profile,
     lessons_of,
     pack_attached,
     profile_of,
@@ -252,27 +253,33 @@ ALSO = {
 }
 
 
+def also(profile: Profile) -> list[str]:
+    """Return what the page of endpoints says of a server's further ways."""
+    labels = [label for name, label in ALSO.items() if getattr(profile, name)]
+    labels += [] if profile.stream_options else ["no `stream_options`"]
+    return labels + ([] if profile.returns_thoughts == "never" else ["thoughts go back with calls"])
+
+
 def test_the_page_of_endpoints_has_each_profile_as_it_is() -> None:
     page = (Path(__file__).parents[2] / "docs/endpoints.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| `provider`")]
     assert rows == [
         f"| {profile.name} | {', '.join(profile.hosts) or 'by name'} | `{profile.limit_field}` "
-        f"| {'sent' if profile.stream_options else 'not sent'} "
-        f"| {'no' if profile.returns_thoughts == 'never' else 'with calls'} | {profile.json_mode} "
-        f"| {profile.json_mode if profile.schema_with_tools else 'tool'} "
-        f"| {', '.join(label for name, label in ALSO.items() if getattr(profile, name)) or 'nothing'} |"
+        f"| {profile.json_mode} | {profile.json_mode if profile.schema_with_tools else 'tool'} "
+        f"| {', '.join(also(profile))} |"
         for profile in PROFILES.values()
     ]
 
 
 def test_the_page_of_endpoints_says_which_parameters_each_lacks() -> None:
     page = (Path(__file__).parents[2] / "docs/endpoints.md").read_text(encoding="utf-8")
-    lacks = {profile.name: profile.lacks for profile in PROFILES.values()}
+    lacks = {profile.name: profile.lacks for profile in PROFILES.values() if profile.lacks}
     lacks["the Responses API"] = tuple(sorted(CHAT_ONLY))
-    rows = [line for line in page.splitlines() if line.startswith(tuple(f"- {name}: " for name in lacks))]
+    starts = tuple(f"- {name}: " for name in (*PROFILES, *lacks))
+    rows = [line for line in page.splitlines() if line.startswith(starts)]
     renamed = {name: f"; the seed goes out as `{profile.seed_field}`" for name, profile in PROFILES.items()}
     assert rows == [
-        f"- {name}: {', '.join(f'`{name}`' for name in names) or 'nothing'}"
+        f"- {name}: {', '.join(f'`{name}`' for name in names)}"
         + (renamed[name] if name in PROFILES and PROFILES[name].seed_field != "seed" else "")
         for name, names in lacks.items()
     ]

@@ -23,6 +23,7 @@ from turnwise.actors.cluster.calls.actor_process import ActorProcess, call_error
 from turnwise.actors.cluster.calls.actor_waiting import reached
 from turnwise.actors.cluster.node_choice import nodes_for
 from turnwise.actors.cluster.sharding import Layout, LayoutHosts, find_hosts
+from turnwise.actors.cluster.spare_processes import SpareProcesses
 from turnwise.actors.hosting.identity import pickled
 from turnwise.actors.hosting.placement import Dedicated, Packed
 from turnwise.actors.hosting.reach import NoProcessError
@@ -119,6 +120,7 @@ class DedicatedLookup(_LookupOfOne):
         self._settings = ActorSettings(pickled(spec))
         self._settings.keep()  # now, on the thread that starts the manager
         self._node_options = node_options
+        self._spares = SpareProcesses(placement.spare_processes)
 
     def warm(self, key: SessionKey, request: bytes) -> None:
         self._actor(key).call.remote(request)
@@ -137,7 +139,9 @@ class DedicatedLookup(_LookupOfOne):
                 raise OverloadedError(key.session_id, "max_live", most)
         options = {**FOR_EVER, **self._node_options, "max_concurrency": self._placement.max_waits + MAX_CALLS}
         assignment = SessionAssignment(self._namespace, self._store_id, key, self._placement)
-        return self._settings.actor(SessionActor, name, self._namespace, assignment, self._logs, **options)
+        actor = self._settings.actor(SessionActor, name, self._namespace, assignment, self._logs, **options)
+        self._spares.prepare_soon()
+        return actor
 
 
 class PackedLookup:

@@ -85,7 +85,8 @@ def _init(logs: bool) -> None:
     init = partial(ray.init, logging_level=logging.WARNING if logs else logging.ERROR, log_to_driver=logs)
     if ray_address.starts_own_ray():
         _log.warning("starting Ray, which takes some seconds; `ray start --head` keeps one running for all programs")
-        init = partial(init, include_dashboard=False)  # sessions need none, and it takes processes and seconds
+        # Sessions need no dashboard, which takes processes and seconds.
+        init = partial(init, include_dashboard=False, _system_config={"preload_python_modules": ["turnwise.preload"]})
     try:
         with _without_notices():
             try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import Any
 
 import ray
@@ -23,6 +24,10 @@ KEPT_S = 600
 """How long Ray keeps a process that nobody takes, in seconds; up to its number of CPUs, it keeps them for longer."""
 
 ANSWER_S = 5.0
+"""How long the node may take to answer, in seconds."""
+
+STARTED_S, LOOK_S = 10.0, 0.5
+"""How long a process may take to be ready, and how often that is looked at, in seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -37,25 +42,42 @@ class SpareProcesses:
     def __init__(self, count: int) -> None:
         self._count = count
         self._lock = threading.Lock()
-        self._timer: threading.Timer | None = None
+        self._thread: threading.Thread | None = None
+        self._is_wanted = False
+        """Whether an actor was made since the node was last asked."""
 
     def prepare_soon(self) -> None:
         """Have the missing ones started, in a moment; does not wait. Calls until then are one."""
         with self._lock:
-            if not self._count or (self._timer is not None and self._timer.is_alive()):
-                return
-            self._timer = threading.Timer(DELAY_S, self._prepare)
-            self._timer.daemon = True
-            self._timer.start()
+            self._is_wanted = self._count > 0
+            if self._is_wanted and self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="turnwise-spare-processes", daemon=True)
+                self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            time.sleep(DELAY_S)
+            with self._lock:
+                self._is_wanted = False
+            try:
+                self._prepare()
+            except Exception:  # noqa: BLE001 - a private interface may fail in any way
+                _log.debug("Ray has prepared no process for the next session", exc_info=True)
+            with self._lock:
+                if not self._is_wanted:
+                    self._thread = None
+                    return
 
     def _prepare(self) -> None:
-        try:
-            if ray.is_initialized() and not ray.get_runtime_context().runtime_env:
-                missing = self._count - _idle_processes()
-                if missing > 0:
-                    _prestart(missing)
-        except Exception:  # noqa: BLE001 - a private interface may fail in any way
-            _log.debug("Ray has prepared no process for the next session", exc_info=True)
+        """Have the missing ones started, and wait for them, so that none is asked for twice."""
+        if not ray.is_initialized() or ray.get_runtime_context().runtime_env:
+            return
+        if (missing := self._count - _idle_processes()) <= 0:
+            return
+        _prestart(missing)
+        give_up_at = time.monotonic() + STARTED_S
+        while _idle_processes() < self._count and time.monotonic() < give_up_at:
+            time.sleep(LOOK_S)
 
 
 def _idle_processes() -> int:

@@ -80,6 +80,34 @@ async def second_life(folder: Path) -> str:
         return str((await (await session.run("hello"))).text)
 
 
+def tell(turn: Any) -> str:
+    """Say when this process was started, and whether it imported what sessions need before it was given one."""
+    import psutil  # type: ignore[import-untyped]
+
+    return json.dumps([psutil.Process().create_time(), "turnwise.preload" in sys.modules])
+
+
+async def third_life(folder: Path) -> list[list[Any]]:
+    """Open sessions one after another, each when Ray has a process ready; return when, and what each said."""
+    import time
+
+    import psutil
+
+    from turnwise.actors.inference.function_engine import FunctionEngine
+
+    def has_spare() -> bool:
+        return any(process.info["name"] == "ray::IDLE" for process in psutil.process_iter(["name"]))
+
+    said = []
+    async with AsyncSessionManager(f"sqlite:///{folder}/told.db", engine=FunctionEngine(tell)) as manager:
+        for number in range(6):  # more than Ray prepares by itself, which are as many as there are CPUs
+            await until(has_spare)
+            opened_at = time.time()
+            run = await (await manager.open(f"told-{number}")).run("hello")
+            said.append([opened_at, *json.loads((await run).text)])
+    return said
+
+
 def program(folder: Path) -> None:
     import ray
 
@@ -87,6 +115,7 @@ def program(folder: Path) -> None:
     report = asyncio.run(first_life(folder))
     # The threads of that event loop have ended, and Linux ends what a thread started together with it.
     report["answer"] = asyncio.run(second_life(folder))
+    report["told"] = asyncio.run(third_life(folder))
     report["ignores SIGINT"] = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ray.shutdown()
     print(json.dumps(report))
@@ -129,6 +158,15 @@ def test_a_manager_says_once_that_it_started_a_ray_of_its_own(own_ray: tuple[dic
     _, logged = own_ray
     lines = [line for line in logged.splitlines() if line.startswith("INFO turnwise.actors.cluster.ray_runtime")]
     assert len(lines) == 1 and "ends with this process" in lines[0] and "ray start --head" in lines[0]
+
+
+@pytest.mark.timeout(300)
+def test_sessions_get_processes_that_were_ready_before_and_each_is_replaced(
+    own_ray: tuple[dict[str, Any], str],
+) -> None:
+    report, _ = own_ray
+    for opened_at, started_at, is_preloaded in report["told"]:
+        assert started_at < opened_at and is_preloaded
 
 
 def test_workers_that_ignore_sigint_are_warned_about_once(ray_session: Any) -> None:

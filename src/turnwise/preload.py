@@ -1,8 +1,9 @@
-"""Imports what a process of sessions needs. Ray does so in each of its processes, before it has anything to do, if told:
+"""Imports what a process of sessions needs, before it has one. Ray does so in each of its processes, if it is told:
 
     RAY_preload_python_modules=turnwise.preload ray start --head
 
-A session that gets such a process answers a quarter of a second earlier. Each takes about 20 MB more, also those of others.
+A session that gets such a process answers a quarter of a second earlier. Each process takes some 20 MB more, also one
+that never has a session.
 """
 
 import importlib

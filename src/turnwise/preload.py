@@ -1,4 +1,4 @@
-"""Imports what a process of sessions needs, before it has one. Ray does so in each of its processes, if it is told:
+"""Imports what a process of sessions needs, before it has one: Ray does so in each of its processes, if it is told.
 
     RAY_preload_python_modules=turnwise.preload ray start --head
 

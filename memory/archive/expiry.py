@@ -210,10 +210,10 @@ async def _delete_everywhere(
     ended = {session.key: session for session in await end_unchanged(store, sessions)}
     deleted: Sequence[SessionKey] = ()
     try:
-        keys = await memories.forget(list(ended.values())) if memories else ended.keys()
-        if history and keys:
-            await delete_sessions(history, keys)
-        deleted = await delete_unchanged(store, [ended[key] for key in keys])
+        if memories is None or await memories.forget(list(ended.values())):
+            if history and ended:
+                await delete_sessions(history, ended.keys())
+            deleted = await delete_unchanged(store, list(ended.values()))
         return deleted
     finally:
         left = ended.keys() - set(deleted)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from turnwise.errors import TurnwiseError
-from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
-from turnwise.memory.longterm.base import LongTermMemory, Scope, is_read_only
+from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.longterm.base import LongTermMemory, Scope, forget_sessions, is_read_only
 from turnwise.memory.working.memory import WorkingMemory
 
 
@@ -22,24 +20,30 @@ class SessionMemories:
     scopes_of: Callable[[SessionRecord], Sequence[Scope]]
     """Returns the scopes of a session: that of its user, and those of its members."""
 
-    async def forget(self, sessions: Sequence[SessionRecord]) -> list[SessionKey]:
-        """Forget sessions, all at once; return those that all memories have forgotten. May be repeated."""
-        notes = self.notes and (self.notes.copied() or self.notes)
-        try:
-            done = await asyncio.gather(*(self._forget(session, notes) for session in sessions))
-        finally:
-            if notes and notes is not self.notes:
-                await notes.close()
-        return [session.key for session, is_forgotten in zip(sessions, done, strict=True) if is_forgotten]
+    async def forget(self, sessions: Sequence[SessionRecord]) -> bool:
+        """Forget sessions, all at once; return whether all memories have. May be repeated.
 
-    async def _forget(self, session: SessionRecord, notes: WorkingMemory | None) -> bool:
-        """Forget one session; return whether all have. Who is asked for it next says what has failed."""
-        with suppress(TurnwiseError):
+        What fails is said by who is asked for one of them next.
+        """
+        by_user: dict[str, set[str]] = {}
+        for session in sessions:
             for scope in self.scopes_of(session):
-                for memory in self.memories:
-                    if not is_read_only(memory):
-                        await memory.forget(scope)
-                if notes:
-                    await notes.forget(scope)
-            return True
-        return False
+                by_user.setdefault(scope.user_id, set()).add(str(scope.session_id))
+        try:
+            for memory in self.memories if by_user else ():
+                if not is_read_only(memory):
+                    await forget_sessions(memory, by_user)
+            if by_user and self.notes:
+                await self._forget_notes(self.notes, by_user)
+        except TurnwiseError:
+            return False
+        return True
+
+    @staticmethod
+    async def _forget_notes(notes: WorkingMemory, by_user: Mapping[str, Collection[str]]) -> None:
+        own = notes.copied()  # for this event loop
+        try:
+            await (own or notes).forget_sessions(by_user)
+        finally:
+            if own is not None:
+                await own.close()

@@ -113,7 +113,8 @@ async def fill(url: str, sessions: int, settings: dict[str, Any]) -> None:
     async with AsyncSessionManager(url, **settings) as manager:
 
         async def talk(number: int) -> None:
-            session = await manager.open(f"s{number}", ttl_s=TTL_S)
+            user_id = f"u{number}" if "memory" in settings else None  # as memories are those of users
+            session = await manager.open(f"s{number}", user_id=user_id, ttl_s=TTL_S)
             for prompt in ("Where is the Colosseum?", "And how old is it?"):
                 await (await session.run(prompt)).wait()
 

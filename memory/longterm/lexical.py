@@ -251,12 +251,11 @@ class LexicalMemory:
 
     async def forget_sessions(self, sessions: Mapping[str, Collection[str]]) -> None:
         """See `SessionsForgetting`."""
-        for user_id, deleted in (await delete_sessions(self._store, sessions)).items():
-            await self.unindex(user_id, deleted)
+        await self._indexes.remove(await delete_sessions(self._store, sessions))
 
     async def unindex(self, user_id: str, ids: Collection[str]) -> None:
         """Remove deleted items of a user from the index in memory."""
-        await self._indexes.remove(user_id, ids)
+        await self._indexes.remove({user_id: ids})
 
     async def close(self) -> None:
         self._indexes.clear()

@@ -310,10 +310,12 @@ class SQLItems(SecureDeleteDatabase):
         Locked in order, so that processes never wait for each other in a circle.
         """
         if not self._is_sqlite:
+            numbers: list[int] = []
             for user_id in sorted(users):
                 name = f"{self.schema.name} {self._space} {user_id}".encode(errors="surrogatepass")
-                number = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), signed=True)
-                cursor.execute("SELECT pg_advisory_xact_lock(?)", (number,))
+                numbers.append(int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), signed=True))
+            if numbers:  # in their order, since they come as they are in the array
+                cursor.execute("SELECT pg_advisory_xact_lock(number) FROM unnest(?::bigint[]) AS number", (numbers,))
 
 
 def _delete_rows(user_id: str, numbers: Sequence[int], statements: Statements) -> list[str]:

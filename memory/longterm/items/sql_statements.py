@@ -297,10 +297,13 @@ class Statements:
         deleted = [row for of_user in rows.values() for row in of_user]
         if digests := [*(row.digest for row in deleted), *(digest for names in missing.values() for digest in names)]:
             now = time.time()
-            insert = "INSERT OR IGNORE INTO turnwise_items_deleted (digest, at) VALUES (?, ?)"
-            self._cursor.executemany(insert, [(digest, now) for digest in digests])
+            for part in _chunks(digests):
+                values = ", ".join(["(?, ?)"] * len(part))
+                insert = f"INSERT OR IGNORE INTO turnwise_items_deleted (digest, at) VALUES {values}"  # noqa: S608
+                self._cursor.execute(insert, [value for digest in part for value in (digest, now)])
             self._cursor.execute("DELETE FROM turnwise_items_deleted WHERE at < ?", (now - TOMBSTONE_S,))
-        self._cursor.executemany("DELETE FROM turnwise_items WHERE row = ?", [(row.row,) for row in deleted])
+        for part in _chunks([row.row for row in deleted]):
+            self._cursor.execute(f"DELETE FROM turnwise_items WHERE row IN ({_marks(part)})", part)  # noqa: S608
         self._drop(
             [
                 key_of(user_id, row.id, row.text)
@@ -335,8 +338,10 @@ class Statements:
                     changed.add(user_id)
                     update = "UPDATE turnwise_items SET superseded_at = ?, superseded_by = ? WHERE row = ?"
                     self._cursor.execute(update, (*end_after_deletion(of_user, name, successor), row))
-        for user_id in changed:
-            self._bump(user_id)
+        if changed:
+            which = f"space = ? AND user_id IN ({_marks(changed)})"
+            bump = f"UPDATE turnwise_item_owners SET changes = changes + 1 WHERE {which}"  # noqa: S608
+            self._cursor.execute(bump, (self._space, *changed))
         if users:
             unused = f"DELETE FROM turnwise_item_owners WHERE owner IN ({_marks(users)}) AND {_WITHOUT_ROWS}"  # noqa: S608
             self._cursor.execute(unused, (*users,))

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 NOT_EMPTY = 3
 """The exit code where runs were taken over, or something stays."""
 
+GIVES_WAY = 19
+"""How much niceness a command takes that runs beside the hosts of sessions, so that no caller waits for its start."""
+
 
 def drain(
     *,
@@ -69,6 +72,7 @@ def _drain_here(address: str | None, node: str | None, timeout_s: float) -> Coro
     if starts_own_ray():
         reason = "no Ray runs here: name the cluster, as in --address head:6379"
         raise ConfigError("RAY_ADDRESS", os.environ.get("RAY_ADDRESS"), reason)
+    os.nice(GIVES_WAY)  # before Ray is imported, which takes seconds of a processor
     from turnwise.actors.cluster.draining import drain_node
     from turnwise.actors.cluster.ray_runtime import connect
 

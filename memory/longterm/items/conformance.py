@@ -642,7 +642,7 @@ async def check_putting_changing_superseding_and_touching_are_uses(store: ItemSt
 
 @_law
 async def check_items_of_many_sessions_are_deleted_together(store: ItemStore, other: ItemStore) -> None:
-    """Of several users, with what they superseded valid again; those of other sessions and users stay."""
+    """Of several users; those of other sessions and users stay, and deleted ids do not come back."""
     users = [replace(_U, user_id=f"user {number}") for number in range(3)]
     for scope in users:
         named = [

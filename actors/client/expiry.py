@@ -14,6 +14,7 @@ from turnwise.actors.client.session_host import AsyncSessionHost
 from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.memory.config import scopes_of
+from turnwise.actors.memory.session_memories import SessionMemories
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import (
     LongTermMemoryError,
@@ -32,7 +33,6 @@ from turnwise.memory.archive.expiry import (
     sweep_sessions,
     sweep_unchanged,
 )
-from turnwise.memory.archive.memories import SessionMemories
 from turnwise.memory.background import log_failure
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
@@ -96,7 +96,8 @@ async def sweep(
             asks = set(keys if asks_all else await steps.run(portal, client.processes.loaded, keys))
             idle = [session for session in page if session.key not in asks]
             if is_apart:
-                done = await steps.run(portal, sweep_unchanged, store, idle, history, memories)
+                forget = memories.forget if memories else None
+                done = await steps.run(portal, sweep_unchanged, store, idle, history, forget)
                 asks |= {session.key for session in idle} - set(done.deleted)
             else:
                 done = await steps.run(portal, sweep_sessions, store, idle, archive, files=files)

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +24,6 @@ from turnwise.errors import (
     TurnwiseError,
 )
 from turnwise.memory.archive.file import ArchiveFile, part_of
-from turnwise.memory.archive.memories import SessionMemories
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord, SessionStatus
 from turnwise.memory.event_store.base import HistoryStore, delete_sessions
 from turnwise.memory.files.access import FileAccess
@@ -47,6 +46,9 @@ TOGETHER = 100
 
 MOST_FAILED = 5
 """How many sessions in a row may fail, each in a transaction of its own, before no others are tried in this way."""
+
+Forget = Callable[[Sequence[SessionRecord]], Awaitable[bool]]
+"""Has memories forget sessions; returns whether all have. May be repeated."""
 
 AT_ONCE = 16
 """How many sessions are deleted at once, each by itself."""
@@ -155,7 +157,7 @@ async def sweep_unchanged(
     store: SessionStore,
     sessions: Sequence[SessionRecord],
     history: HistoryStore | None = None,
-    memories: SessionMemories | None = None,
+    forget: Forget | None = None,
 ) -> Swept:
     """Delete those of these sessions that nobody uses, many in a transaction, if the store can; return their keys.
 
@@ -163,7 +165,7 @@ async def sweep_unchanged(
     `sweep_session`, or for their processes, which say why one stays.
 
     Args:
-        memories: what has to forget the sessions.
+        forget: has memories forget the sessions, too.
     """
     if not deletes_unchanged(store):
         return Swept()
@@ -173,8 +175,8 @@ async def sweep_unchanged(
     while groups:
         group = groups.pop(0)
         try:
-            if history or memories:
-                deleted += await _delete_everywhere(store, group, history, memories)
+            if history or forget:
+                deleted += await _delete_everywhere(store, group, history, forget)
             else:
                 deleted += await delete_unchanged(store, group)
             failed = 0
@@ -193,7 +195,7 @@ async def _delete_everywhere(
     store: SessionStore,
     sessions: Sequence[SessionRecord],
     history: HistoryStore | None,
-    memories: SessionMemories | None,
+    forget: Forget | None,
 ) -> Sequence[SessionKey]:
     """Delete those of these sessions that nobody uses, also from memories and the event store; return their keys.
 
@@ -210,7 +212,7 @@ async def _delete_everywhere(
     ended = {session.key: session for session in await end_unchanged(store, sessions)}
     deleted: Sequence[SessionKey] = ()
     try:
-        if memories is None or await memories.forget(list(ended.values())):
+        if forget is None or await forget(list(ended.values())):
             if history and ended:
                 await delete_sessions(history, ended.keys())
             deleted = await delete_unchanged(store, list(ended.values()))

@@ -15,11 +15,11 @@ from stored.open_stores import own
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.memory.session_memories import SessionMemories
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import LongTermMemoryError, SessionFencedError, SessionNotFoundError, StoreError
 from turnwise.memories import LexicalMemory, WorkingMemory
 from turnwise.memory.archive.expiry import TOGETHER, sweep_unchanged
-from turnwise.memory.archive.memories import SessionMemories
 from turnwise.memory.conversation.events import UnknownEvent
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.in_memory import InMemoryHistory
@@ -93,7 +93,7 @@ class World:
         history = self.wrapped(self.history, "delete_sessions")
         memories = SessionMemories(memories=[self], notes=None, scopes_of=lambda session: [scope(session)])  # type: ignore[list-item]
         page = await self.store.expired(NOW, limit=1000)
-        return (await sweep_unchanged(store, [*page], history, memories)).deleted
+        return (await sweep_unchanged(store, [*page], history, memories.forget)).deleted
 
     async def use(self, key: SessionKey) -> bool:
         """Go on with a session, as the process does that a caller asks; return whether that was stored."""
@@ -189,13 +189,14 @@ def elsewhere(folder: Path) -> dict[str, Any]:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from turnwise.memory.archive import expiry, memories
+from turnwise.actors.memory import session_memories
+from turnwise.memory.archive import expiry
 from turnwise import SessionManager
 sys.path.insert(0, sys.argv[3])
 from test_sweeps_elsewhere import elsewhere, settings
 
 folder, place = Path(sys.argv[1]), sys.argv[2]
-owner = memories.SessionMemories if place == "forget" else expiry
+owner = session_memories.SessionMemories if place == "forget" else expiry
 inner = getattr(owner, place)
 
 async def killed(*args):

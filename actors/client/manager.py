@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, Unpack
 
 from turnwise.actors.client import steps
 from turnwise.actors.client.execution import AsyncExecutionHandle
-from turnwise.actors.client.expiry import AsyncSweepSchedule, sweep
+from turnwise.actors.client.expiry import AsyncSweepSchedule, memories_of, sweep
 from turnwise.actors.client.files import AsyncFiles, collect_files, with_bytes_of
 from turnwise.actors.client.forgetting import clear, forget
 from turnwise.actors.client.importing import read_conversation, send_conversation
@@ -1182,7 +1182,8 @@ class AsyncSessionManager:
         """
         self._check_writes("*", "sweep")
         await self._start.done()
-        swept = await sweep(self._client, self._store.store, Path(archive) if archive else None, memory)
+        memories = memories_of(self._client, self._config) if memory else None
+        swept = await sweep(self._client, self._store.store, Path(archive) if archive else None, memories)
         await collect_files(self._client)
         return swept
 

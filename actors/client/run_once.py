@@ -48,7 +48,7 @@ class AsyncOnce:
         if time.monotonic() - self._swept_at > ONCE_SWEEP_S:
             self._swept_at = time.monotonic()
             if client.history_name is None:
-                await sweep(client, store, None, memory=False)
+                await sweep(client, store, None)
             else:
                 await sweep_but_events(client)
         now = await steps.run(client.portal, store.now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from turnwise.actors.client import steps
@@ -103,7 +104,7 @@ class AsyncSessionHost:
                 raise TimeoutError(f"no answer within {timeout_s} s") from error
             except CallError as error:
                 if not isinstance(error, AwayError) or not verb.repeatable:
-                    client.processes.invalidate(ref.key)  # the next request may find another process
+                    await self._look_again()  # the next request may find another process
                     raise lost_error(ref.session_id, verb, error) from error
                 failure: Exception = error
             else:
@@ -117,8 +118,12 @@ class AsyncSessionHost:
                 if not isinstance(answer.error, SessionFencedError):
                     raise answer.error
                 failure = answer.error  # that process no longer owns the session; look for the one that does
-            client.processes.invalidate(ref.key)
+            await self._look_again()
             await steps.sleep(search.pause_after(failure))
+
+    async def _look_again(self) -> None:
+        """Search the process again at the next call. What asks the cluster for it holds up no other caller."""
+        await steps.in_thread(partial(self._client.processes.invalidate, self._ref.key))
 
     async def _read(self, call: VerbCall[Answer]) -> tuple[Answer] | None:
         """Return the answer to a read from the store, in a tuple; None if only the session's process can answer.

@@ -207,11 +207,27 @@ class PackedLookup:
 
     async def loaded(self, keys: Collection[SessionKey]) -> Collection[SessionKey]:
         layout, actors = self._hosts.layout, self._actors
-        by_host: dict[int, set[SessionKey]] = {}
-        for key in keys:
-            by_host.setdefault(layout.index_of(key), set()).add(key)
-        loaded = await asyncio.gather(*(_loaded_by(actors[index], own) for index, own in by_host.items()))
+        asked = [(actors[index], own) for index, own in _by_host(layout, keys).items()]
+        loaded = await asyncio.gather(*(_loaded_by(actor, own) for actor, own in asked + await self._replaced(keys)))
         return set().union(*loaded)
+
+    async def _replaced(self, keys: Collection[SessionKey]) -> list[tuple[Any, set[SessionKey]]]:
+        """Return the hosts that were replaced and have not left, each with the sessions that it may have."""
+
+        def find() -> list[tuple[Any, set[SessionKey]]]:
+            found: list[tuple[Any, set[SessionKey]]] = []
+            for hosts in find_hosts(self._namespace, self._store_id):
+                own = _by_host(hosts.layout, keys)
+                for index, numbers in hosts.successors.items():
+                    is_newest = hosts.layout == self._hosts.layout
+                    for number in numbers:
+                        name = hosts.layout.actor_name(self._store_id, index, number)
+                        is_replaced = not (is_newest and number == self._hosts.newest(index))
+                        if is_replaced and index in own and (actor := find_actor(self._namespace, name)) is not None:
+                            found.append((actor, own[index]))
+            return found
+
+        return await asyncio.to_thread(find)
 
     async def close(self) -> None:
         """Do nothing: the hosts serve others too."""
@@ -223,6 +239,14 @@ class PackedLookup:
             for index in range(layout.hosts)
         )
         return [make_host(self._settings, host, self._logs, self._node_options) for host in assignments]
+
+
+def _by_host(layout: Layout, keys: Collection[SessionKey]) -> dict[int, set[SessionKey]]:
+    """Return the sessions by the indexes of their hosts."""
+    by_host: dict[int, set[SessionKey]] = {}
+    for key in keys:
+        by_host.setdefault(layout.index_of(key), set()).add(key)
+    return by_host
 
 
 async def _loaded_by(host: Any, keys: set[SessionKey]) -> set[SessionKey]:

@@ -77,6 +77,7 @@ class Host:
         self._dispatcher: Dispatcher | None = None
         resources.alarm = self
         self._forget = forget
+        self._earlier = earlier
         self._closed: Future[None] = Future()
         waits = placement.max_session_waits
         self._sessions = PackedHost(
@@ -97,8 +98,8 @@ class Host:
         return self._sessions.current_load
 
     def has_loaded(self, key: SessionKey) -> bool:
-        """See `PackedHost.has_loaded`."""
-        return self._sessions.has_loaded(key)
+        """Return whether a session is resident here, or in an earlier host that has not closed. For any thread."""
+        return self._sessions.has_loaded(key) or any(host.has_loaded(key) for host in self._earlier)
 
     def dispatch(self) -> None:
         """Hand over deliveries until the host leaves. May be repeated."""

@@ -176,6 +176,11 @@ def shared_id(log: str) -> str:
     return f"shared-{log}"
 
 
+def scopes_of(session: SessionRecord, config: MemoryConfig) -> list[Scope]:
+    """Return the scopes of the session's user and of its members, whose memories may have what was said."""
+    return [scope_of(session, config, person) for person in (None, *session.members)]
+
+
 def scope_of(session: SessionRecord, config: MemoryConfig, author: str | None = None) -> Scope:
     """Return the scope of a session's items: its user, or the author, and with `agent_scope` the session's agent."""
     agent = session.agent if config.agent_scope else None

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,11 +24,18 @@ from turnwise.errors import (
     TurnwiseError,
 )
 from turnwise.memory.archive.file import ArchiveFile, part_of
-from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
-from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.conversation.sessions import SessionKey, SessionRecord, SessionStatus
+from turnwise.memory.event_store.base import HistoryStore, delete_sessions
 from turnwise.memory.files.access import FileAccess
 from turnwise.memory.stores.agents import agents_below
-from turnwise.memory.stores.base import Page, SessionStore, delete_unchanged, deletes_unchanged
+from turnwise.memory.stores.base import (
+    Commit,
+    Page,
+    SessionStore,
+    delete_unchanged,
+    deletes_unchanged,
+    end_unchanged,
+)
 from turnwise.memory.stores.reading import pages_by_cursor
 
 PAGE = 500
@@ -39,6 +46,9 @@ TOGETHER = 100
 
 MOST_FAILED = 5
 """How many sessions in a row may fail, each in a transaction of its own, before no others are tried in this way."""
+
+Forget = Callable[[Sequence[SessionRecord]], Awaitable[bool]]
+"""Has memories forget sessions; returns whether all have. May be repeated."""
 
 AT_ONCE = 16
 """How many sessions are deleted at once, each by itself."""
@@ -128,7 +138,7 @@ async def sweep_sessions(
     files: FileAccess | None = None,
 ) -> Swept:
     """Delete a page of sessions, those that nobody uses in one transaction; see `sweep_session` for all others."""
-    done = Swept() if archive or history else await _sweep_unchanged(store, sessions)
+    done = Swept() if archive else await sweep_unchanged(store, sessions, history)
     deleted = set(done.deleted)
     rest = [session for session in sessions if session.key not in deleted]
     callers = [session for session in rest if not session.called_by]
@@ -143,11 +153,19 @@ async def sweep_sessions(
     return done
 
 
-async def _sweep_unchanged(store: SessionStore, sessions: Sequence[SessionRecord]) -> Swept:
+async def sweep_unchanged(
+    store: SessionStore,
+    sessions: Sequence[SessionRecord],
+    history: HistoryStore | None = None,
+    forget: Forget | None = None,
+) -> Swept:
     """Delete those of these sessions that nobody uses, many in a transaction, if the store can; return their keys.
 
     A transaction that fails, such as one that takes too long, is tried again in halves. All others are for
-    `sweep_session`, which says why one stays.
+    `sweep_session`, or for their processes, which say why one stays.
+
+    Args:
+        forget: has memories forget the sessions, too.
     """
     if not deletes_unchanged(store):
         return Swept()
@@ -157,7 +175,10 @@ async def _sweep_unchanged(store: SessionStore, sessions: Sequence[SessionRecord
     while groups:
         group = groups.pop(0)
         try:
-            deleted += await delete_unchanged(store, group)
+            if history or forget:
+                deleted += await _delete_everywhere(store, group, history, forget)
+            else:
+                deleted += await delete_unchanged(store, group)
             failed = 0
         except CorruptRecordError:
             continue  # of one of them, which must not keep the others
@@ -168,6 +189,44 @@ async def _sweep_unchanged(store: SessionStore, sessions: Sequence[SessionRecord
             elif (failed := failed + 1) >= MOST_FAILED:
                 break
     return Swept(deleted=tuple(deleted))
+
+
+async def _delete_everywhere(
+    store: SessionStore,
+    sessions: Sequence[SessionRecord],
+    history: HistoryStore | None,
+    forget: Forget | None,
+) -> Sequence[SessionKey]:
+    """Delete those of these sessions that nobody uses, also from memories and the event store; return their keys.
+
+    | awaited | what else may run | what a kill leaves |
+    |---|---|---|
+    | the sessions are ended | everything; one that is used first stays as it is | all of them ended, or none |
+    | memories forget them | reads; who opens one finds it ended | ended sessions, which the next sweep deletes |
+    | the event store deletes their events | the same | the same, without events |
+    | the store deletes them | the same; one that was opened meanwhile stays, ended | all of them, or none |
+
+    What fails is active again, as it was, unless somebody has opened it meanwhile.
+    """
+    before = {session.key: session for session in sessions}
+    ended = {session.key: session for session in await end_unchanged(store, sessions)}
+    deleted: Sequence[SessionKey] = ()
+    try:
+        if forget is None or await forget(list(ended.values())):
+            if history and ended:
+                await delete_sessions(history, ended.keys())
+            deleted = await delete_unchanged(store, list(ended.values()))
+        return deleted
+    finally:
+        left = ended.keys() - set(deleted)
+        await asyncio.gather(*(_reopen(store, ended[key], before[key].status) for key in left))
+
+
+async def _reopen(store: SessionStore, ended: SessionRecord, status: SessionStatus) -> None:
+    """Give a session that this sweep has ended the status that it had. What fails is left to the next sweep."""
+    if status != "ended":
+        with suppress(TurnwiseError):
+            await store.commit(ended.key, ended.epoch, Commit(session=ended.committed(status=status)))
 
 
 async def sweep_session(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol, runtime_checkable
 
 from turnwise.errors import InvalidInputError, shown
@@ -67,6 +67,23 @@ class HistoryStore(Protocol):
 
     async def close(self) -> None:
         """Close connections and files. Closing twice is fine; any other call afterwards raises StoreClosedError."""
+
+
+@runtime_checkable
+class ManyHistories(Protocol):
+    """A `HistoryStore` that can delete the events of many sessions in one transaction."""
+
+    async def delete_sessions(self, keys: Collection[SessionKey]) -> None:
+        """Delete all events of these sessions, if there are any. Those of others stay."""
+
+
+async def delete_sessions(history: HistoryStore, keys: Collection[SessionKey]) -> None:
+    """Delete all events of sessions; each in a transaction of its own, if the event store is no `ManyHistories`."""
+    if isinstance(history, ManyHistories):
+        await history.delete_sessions(keys)
+        return
+    for key in keys:
+        await history.delete(key)
 
 
 def check_appended(key: SessionKey, events: Sequence[Event]) -> None:

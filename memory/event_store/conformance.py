@@ -20,7 +20,7 @@ from turnwise.memory.conversation.events import (
     UnknownEvent,
 )
 from turnwise.memory.conversation.sessions import SessionKey
-from turnwise.memory.event_store.base import HistoryStore
+from turnwise.memory.event_store.base import HistoryStore, ManyHistories
 from turnwise.memory.stores.conformance.fixtures import IDS, NESTED, TEXT, USAGE
 from turnwise.memory.stores.conformance.laws import Law, check_laws, collector, equal, refuses
 from turnwise.memory.values.ids import MAX_INDEXED_BYTES
@@ -255,6 +255,23 @@ async def check_users_do_not_share_events(history: HistoryStore) -> None:
 
 
 @_law
+async def check_events_of_many_sessions_are_deleted_together(history: HistoryStore) -> None:
+    """Those of other sessions and users stay, and sessions without events are no error."""
+    if not isinstance(history, ManyHistories):
+        return
+    keys = [SessionKey(f"s{number}", user) for number in range(450) for user in ("u", "v")]
+    for key in keys[:20]:
+        await history.append(key, [_event(1, session_id=key.session_id, user_id=key.user_id)])
+    of_u = [key for key in keys if key.user_id == "u"]
+    await history.delete_sessions(of_u)
+    left = [await history.last_seq(key) for key in keys[:20]]
+    equal(left, [0, 1] * 10, "what the deletion of many leaves to others")
+    await history.delete_sessions([*of_u, keys[1]])
+    await history.delete_sessions([])
+    equal([await history.last_seq(key) for key in keys[:4]], [0, 0, 0, 1], "what a second deletion leaves")
+
+
+@_law
 async def check_events_of_turns_are_deleted(history: HistoryStore) -> None:
     """Those of turns up to an index, in this session only; events may take the place of others with their numbers."""
     about = {1: (None, None), 2: (None, 0), 3: ("k", 0), 4: (None, 1), 5: (None, 12), 6: ("l", 13)}
@@ -333,6 +350,8 @@ async def check_a_closed_history_raises_store_closed_error(history: HistoryStore
         "append": history.append(SessionKey("s"), [_event(2)]),
         "append of nothing": history.append(SessionKey("s"), []),
     }
+    if isinstance(history, ManyHistories):
+        calls["delete_sessions"] = history.delete_sessions([SessionKey("s")])
     for verb, call in {
         **calls,
         "events": history.events(SessionKey("s")),

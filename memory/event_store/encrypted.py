@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from turnwise.memory.conversation.events import AnyEvent, Event
 from turnwise.memory.conversation.sessions import SessionKey
-from turnwise.memory.event_store.base import HistoryStore, check_appended
+from turnwise.memory.event_store.base import HistoryStore, check_appended, delete_sessions
 from turnwise.memory.stores.encrypted.keys import KeyRing, Unsealing
 from turnwise.memory.stores.encrypted.records import open_events, seal_event
 from turnwise.memory.stores.encrypted.settings import Encryption
@@ -51,6 +51,10 @@ class EncryptedHistory:
     async def delete(self, key: SessionKey, *, turns_up_to: int | None = None, instead: Sequence[Event] = ()) -> None:
         sealed_events = await self._sealed(key, instead) if instead else []
         await self._inner.delete(key, turns_up_to=turns_up_to, instead=sealed_events)
+
+    async def delete_sessions(self, keys: Collection[SessionKey]) -> None:
+        """See `ManyHistories`. Needs no key."""
+        await delete_sessions(self._inner, keys)
 
     async def delete_user(self, user_id: str) -> None:
         await self._inner.delete_user(user_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import cast
 
 from turnwise.errors import HistoryConflictError, StoreClosedError
@@ -69,6 +69,12 @@ class InMemoryHistory:
         if stored := self._with(key, remaining, instead):
             self._sessions[key] = stored
         else:
+            self._sessions.pop(key, None)
+
+    async def delete_sessions(self, keys: Collection[SessionKey]) -> None:
+        """See `ManyHistories`."""
+        self._check_open()
+        for key in keys:
             self._sessions.pop(key, None)
 
     async def delete_user(self, user_id: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -46,6 +46,10 @@ for _name, _columns, _filled in (
 
 _CHECKED = 1000
 """The most rows per lookup, since databases limit the values of a statement."""
+
+
+_TOGETHER = 400
+"""The most sessions whose events a statement deletes, for the same reason."""
 
 
 class SQLHistory(SecureDeleteDatabase):
@@ -121,6 +125,17 @@ class SQLHistory(SecureDeleteDatabase):
                 deleted += connection.execute(all_events.where(history.c.seq.in_(replaced))).rowcount
             self._store(connection, key, rows)
             return deleted
+
+        await self._erase(delete)
+
+    async def delete_sessions(self, keys: Collection[SessionKey]) -> None:
+        """See `ManyHistories`."""
+        names = [(key.user_id, key.session_id) for key in keys]
+        of_these = sa.tuple_(history.c.user_id, history.c.session_id)
+        parts = [names[first : first + _TOGETHER] for first in range(0, len(names), _TOGETHER)]
+
+        def delete(connection: sa.Connection) -> int:
+            return sum(connection.execute(sa.delete(history).where(of_these.in_(part))).rowcount for part in parts)
 
         await self._erase(delete)
 

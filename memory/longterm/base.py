@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypedDict, Unpack, runtime_checkable
 
@@ -356,6 +356,24 @@ class LongTermMemory(Protocol):
 
     async def close(self) -> None:
         """Close connections and files. Closing twice is fine."""
+
+
+@runtime_checkable
+class SessionsForgetting(Protocol):
+    """A `LongTermMemory` that forgets many sessions together faster than one by one."""
+
+    async def forget_sessions(self, sessions: Mapping[str, Collection[str]]) -> None:
+        """Delete all items of these sessions, by user, as `forget` does. May be repeated, and is after an error."""
+
+
+async def forget_sessions(memory: LongTermMemory, sessions: Mapping[str, Collection[str]]) -> None:
+    """Have a memory forget sessions, by user; one by one if it is no `SessionsForgetting`."""
+    if isinstance(memory, SessionsForgetting):
+        await memory.forget_sessions(sessions)
+        return
+    for user_id, names in sessions.items():
+        for name in names:
+            await memory.forget(Scope(user_id=user_id, session_id=name))
 
 
 def limits_categories(memory: object) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -22,7 +22,7 @@ from turnwise.memory.longterm.base import (
     recalled,
     trouble_of,
 )
-from turnwise.memory.longterm.items.base import ALL, ItemFilter, ItemStore, all_items
+from turnwise.memory.longterm.items.base import ALL, ItemFilter, ItemStore, all_items, delete_sessions
 from turnwise.memory.longterm.items.changes import pin, update
 from turnwise.memory.longterm.items.mentions import mentions_in
 from turnwise.memory.longterm.items.rules import is_of_later, matches, trouble_of_past
@@ -249,9 +249,13 @@ class LexicalMemory:
         await self.unindex(scope.user_id, deleted)
         return len(deleted)
 
+    async def forget_sessions(self, sessions: Mapping[str, Collection[str]]) -> None:
+        """See `SessionsForgetting`."""
+        await self._indexes.remove(await delete_sessions(self._store, sessions))
+
     async def unindex(self, user_id: str, ids: Collection[str]) -> None:
         """Remove deleted items of a user from the index in memory."""
-        await self._indexes.remove(user_id, ids)
+        await self._indexes.remove({user_id: ids})
 
     async def close(self) -> None:
         self._indexes.clear()

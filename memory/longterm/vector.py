@@ -27,7 +27,7 @@ from turnwise.memory.longterm.index.default_embedding import ChromaDefault
 from turnwise.memory.longterm.index.item_vectors import BATCH, ItemVectors
 from turnwise.memory.longterm.index.locations import ChromaFolder, PostgresVectors
 from turnwise.memory.longterm.index.vector_index import EmbeddingFunction, VectorIndex, no_vectors
-from turnwise.memory.longterm.items.base import ItemFilter
+from turnwise.memory.longterm.items.base import ItemFilter, delete_sessions
 from turnwise.memory.longterm.items.changes import pin, update
 from turnwise.memory.longterm.items.mentions import mentions_in
 from turnwise.memory.longterm.items.rows import Loaded, Pending, key_of
@@ -262,6 +262,11 @@ class VectorMemory:
         deleted = await self._store.delete(scope, ids, turn_index=turn_index)
         await self._unindex({scope.user_id: deleted[:BATCH]})
         return len(deleted)
+
+    async def forget_sessions(self, sessions: Mapping[str, Collection[str]]) -> None:
+        """See `SessionsForgetting`, and `forget`."""
+        deleted = await delete_sessions(self._store, sessions)
+        await self._unindex({user_id: ids[:BATCH] for user_id, ids in deleted.items()})
 
     async def sweep(self) -> int:
         """Delete the expired items of all users for good, in batches; return how many.

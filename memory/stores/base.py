@@ -358,7 +358,7 @@ def verbs_of(store: object) -> list[str]:
 
 @runtime_checkable
 class UnchangedDeletion(Protocol):
-    """A `SessionStore` that can delete many sessions in one transaction."""
+    """A `SessionStore` that can end and delete many sessions in one transaction."""
 
     async def delete_unchanged(self, sessions: Sequence[SessionRecord]) -> Sequence[SessionKey]:
         """Delete those of these sessions that nobody has activated or committed to since they were read.
@@ -369,10 +369,32 @@ class UnchangedDeletion(Protocol):
         Returns which were deleted.
         """
 
+    async def end_unchanged(self, sessions: Sequence[SessionRecord]) -> Sequence[SessionRecord]:
+        """End those of these sessions that `delete_unchanged` would delete, each under a new epoch, all or none.
+
+        So nobody can go on with one while it is deleted elsewhere too, such as from an event store. `updated_at` stays.
+
+        Returns them as they are then.
+        """
+
 
 async def delete_unchanged(store: object, sessions: Sequence[SessionRecord]) -> Sequence[SessionKey]:
     """Do `UnchangedDeletion.delete_unchanged`; return none for a store that cannot."""
     return await store.delete_unchanged(sessions) if isinstance(store, UnchangedDeletion) else ()
+
+
+async def end_unchanged(store: object, sessions: Sequence[SessionRecord]) -> Sequence[SessionRecord]:
+    """Do `UnchangedDeletion.end_unchanged`; return none for a store that cannot."""
+    return await store.end_unchanged(sessions) if isinstance(store, UnchangedDeletion) else ()
+
+
+def ended(session: SessionRecord, jump: int) -> SessionRecord:
+    """Return a session as `end_unchanged` leaves it.
+
+    Args:
+        jump: by how much its revision rises: see `new_jump`.
+    """
+    return replace(session, status="ended", epoch=session.epoch + 1, revision=session.revision + jump)
 
 
 def deletes_unchanged(store: object) -> bool:

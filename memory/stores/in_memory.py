@@ -68,6 +68,7 @@ from turnwise.memory.stores.base import (
     checked_commit,
     cursor_of,
     due_cursor_of,
+    ended,
     new_jump,
     next_sweep,
     parse_cursor,
@@ -569,9 +570,24 @@ class InMemoryStore(LocalClock):
 
     async def delete_unchanged(self, sessions: Sequence[SessionRecord]) -> list[SessionKey]:
         """See `UnchangedDeletion`."""
+        unchanged = self._unchanged(sessions)
+        for session in unchanged:
+            await self.delete(session.key)
+        return [session.key for session in unchanged]
+
+    async def end_unchanged(self, sessions: Sequence[SessionRecord]) -> list[SessionRecord]:
+        """See `UnchangedDeletion`."""
+        jump = new_jump()
+        done = [ended(session, jump) for session in self._unchanged(sessions)]
+        for session in done:
+            self._rows[session.key].session = session
+        return done
+
+    def _unchanged(self, sessions: Sequence[SessionRecord]) -> list[SessionRecord]:
+        """Return those of these sessions that nobody has used since they were read, as they are stored."""
         self._check_open()
         callers = {(row.session.called_by, key.user_id) for key, row in self._rows.items()}
-        deleted: list[SessionKey] = []
+        unchanged: list[SessionRecord] = []
         for session in sessions:
             row = self._rows.get(session.key)
             if row is None or session.called_by or session.key in callers:
@@ -579,9 +595,8 @@ class InMemoryStore(LocalClock):
             stored = row.session
             is_same = (stored.log, stored.epoch, stored.revision) == (session.log, session.epoch, session.revision)
             if is_same and not any(run.is_open for run in row.runs.values()):
-                await self.delete(session.key)
-                deleted.append(session.key)
-        return deleted
+                unchanged.append(stored)
+        return unchanged
 
     async def claim_sweep(self, every_s: float) -> float:
         """See `SweepClaims`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Literal
 from turnwise.errors import ConfigError, InvalidIdError, WorkingMemoryError
 from turnwise.memory.conversation.codec import decode_text, decoded, to_json
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source, is_local
-from turnwise.memory.longterm.items.base import ItemStore
+from turnwise.memory.longterm.items.base import ItemStore, delete_sessions
 from turnwise.memory.longterm.items.urls import items_at
 from turnwise.memory.longterm.recall.quoting import quote
 from turnwise.memory.longterm.retention.subject import Subject
@@ -133,6 +133,10 @@ class WorkingMemory:
     async def forget(self, scope: Scope) -> int:
         """Delete the note of the scope's session or, without a session, all of the user's; return how many existed."""
         return len(await self._store.delete(Scope(user_id=scope.user_id, session_id=scope.session_id)))
+
+    async def forget_sessions(self, sessions: Mapping[str, Collection[str]]) -> None:
+        """Delete the notes of sessions, by user."""
+        await delete_sessions(self._store, sessions)
 
     async def close(self) -> None:
         """Close connections and files. Closing twice is fine."""

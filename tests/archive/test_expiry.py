@@ -293,12 +293,12 @@ async def test_the_file_of_a_session_that_may_be_deleted_is_kept(
     store = InMemoryStore()
     await put(store, "s")
     client: Any = Asked(store, error, deletes=True)
-    swept = await live_expiry.sweep(client, store, tmp_path, memory=False)
+    swept = await live_expiry.sweep(client, store, tmp_path)
     assert swept.deleted == () and await store.count() == 0
     (path,) = files(tmp_path)
     await import_session(store, path.read_text().splitlines())
     client = Asked(store, SessionBusyError("s", "run"), deletes=False)
-    assert await live_expiry.sweep(client, store, tmp_path, memory=False) == Swept(busy=keys("s"))
+    assert await live_expiry.sweep(client, store, tmp_path) == Swept(busy=keys("s"))
     assert files(tmp_path) == [], "this one is known to be there"
 
 
@@ -323,7 +323,6 @@ async def test_a_session_with_a_process_that_is_used_during_a_sweep_is_kept() ->
             manager._client,  # noqa: SLF001 - the manager has one store only, and lists it right
             Listed(listed),
             None,
-            memory=False,
         )
         assert swept == Swept(used=keys("s")) and len(await session.turns()) == 2
 

@@ -232,7 +232,7 @@ async def test_a_sweep_beside_others_pauses_after_each_page(
     await expire(store, *"abcdefg")
     async with AsyncSessionManager(URL, **settings()) as manager:
         beside = Paused(most)
-        swept = await expiry.sweep(manager.client, store, None, memory=False, beside=beside)
+        swept = await expiry.sweep(manager.client, store, None, beside=beside)
     assert len(swept.deleted) == 7 - left and await store.count() == left
     assert max(store.groups) == 2 and len(beside.pauses) == len(store.groups) and min(beside.pauses) > 0.0
 

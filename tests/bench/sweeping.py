@@ -16,13 +16,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
 from servers.postgres_server import PostgresServer
 from servers.redis_server import RedisServer
 from turnwise import AsyncSessionManager, EchoEngine, InProcess, SessionConfig
+from turnwise.memories import LexicalMemory
 from turnwise.memory.archive.expiry import TOGETHER, sweep
+from turnwise.memory.event_store.urls import open_history
 from turnwise.memory.stores.urls import open_store
 
 AT_ONCE = 50
@@ -41,6 +44,8 @@ class Target:
     """Returns the CPU time of its server so far, in seconds."""
     copy: Callable[[], str] | None = None
     """Copies the database, if the store has one; returns the copy's URL."""
+    history_url: str | None = None
+    """The event store, if it cannot be the store."""
 
 
 @contextmanager
@@ -64,7 +69,7 @@ def store_of(kind: str) -> Iterator[Target]:
             redis = RedisServer(Path(folder))
             redis.start()
             try:
-                yield Target(redis.url)
+                yield Target(redis.url, history_url=f"sqlite:///{folder}/events.db")
             finally:
                 redis.kill()
 
@@ -90,12 +95,26 @@ class Measurement:
         return own + server
 
 
-async def fill(url: str, sessions: int) -> None:
-    config = SessionConfig(sweep_every_s=None)
-    async with AsyncSessionManager(url, engine=EchoEngine(), placement=InProcess(), config=config) as manager:
+def settings_of(target: Target, *, history: bool, memory: bool) -> dict[str, Any]:
+    """Return the settings of a manager whose events, and memories if any, are in the database of the sessions.
+
+    Events and memories of sessions in Redis are in a SQLite file, or in Redis.
+    """
+    settings: dict[str, Any] = {"engine": EchoEngine(), "placement": InProcess()}
+    settings["config"] = SessionConfig(sweep_every_s=None)
+    if history:
+        settings["history_store"] = target.history_url or target.url
+    if memory:
+        settings["memory"] = [LexicalMemory(target.url)]
+    return settings
+
+
+async def fill(url: str, sessions: int, settings: dict[str, Any]) -> None:
+    async with AsyncSessionManager(url, **settings) as manager:
 
         async def talk(number: int) -> None:
-            session = await manager.open(f"s{number}", ttl_s=TTL_S)
+            user_id = f"u{number}" if "memory" in settings else None  # as memories are those of users
+            session = await manager.open(f"s{number}", user_id=user_id, ttl_s=TTL_S)
             for prompt in ("Where is the Colosseum?", "And how old is it?"):
                 await (await session.run(prompt)).wait()
 
@@ -120,30 +139,36 @@ def delete_by_sql(url: str) -> int:
     return len(rows)
 
 
-async def sweep_store(url: str) -> int:
+async def sweep_store(url: str, settings: dict[str, Any]) -> int:
     """Sweep as the command line does."""
-    store = open_store(url)
-    swept = await sweep(store, await store.now())
+    store, events = open_store(url), settings.get("history_store")
+    history = open_history(events) if events else None
+    swept = await sweep(store, await store.now(), history=history)
     await store.close()
+    if history:
+        await history.close()
     return len(swept.deleted)
 
 
-async def sweep_by_manager(url: str) -> int:
+async def sweep_by_manager(url: str, settings: dict[str, Any]) -> int:
     """Sweep as a program does that has no session loaded."""
-    async with AsyncSessionManager(url, engine=EchoEngine(), placement=InProcess()) as manager:
-        return len((await manager.sweep()).deleted)
+    async with AsyncSessionManager(url, **settings) as manager:
+        return len((await manager.sweep(memory="memory" in settings)).deleted)
 
 
-def measure(target: Target, sessions: int, *, by_manager: bool) -> None:
-    asyncio.run(fill(target.url, sessions))
+def measure(target: Target, sessions: int, *, by_manager: bool, history: bool, memory: bool) -> None:
+    settings = settings_of(target, history=history, memory=memory)
+    asyncio.run(fill(target.url, sessions, settings))
     floor_s = 0.0
-    if target.copy:
+    if target.copy and not memory:  # whose connections stay open in this process
         url = target.copy()
         measurement = Measurement(target)
         floor_s = measurement.print("plain SQL", sessions, delete_by_sql(url))
     measurement = Measurement(target)
-    deleted = asyncio.run((sweep_by_manager if by_manager else sweep_store)(target.url))
-    took_s = measurement.print("manager.sweep" if by_manager else "sweep", sessions, deleted)
+    deleted = asyncio.run((sweep_by_manager if by_manager else sweep_store)(target.url, settings))
+    what = "manager.sweep" if by_manager else "sweep"
+    what += " with an event store" * history + " with memory=True" * memory
+    took_s = measurement.print(what, sessions, deleted)
     if floor_s:
         print(f"the sweep takes {took_s / floor_s:.2f} times as much CPU as plain SQL")
 
@@ -153,9 +178,12 @@ def main() -> None:
     parser.add_argument("store", choices=["sqlite", "postgresql", "redis"])
     parser.add_argument("--sessions", type=int, default=2000)
     parser.add_argument("--manager", action="store_true", help="sweep by a manager, and not as the command line does")
+    parser.add_argument("--history", action="store_true", help="with events in an event store")
+    parser.add_argument("--memory", action="store_true", help="with memory=True, which takes a manager")
     options = parser.parse_args()
     with store_of(options.store) as target:
-        measure(target, options.sessions, by_manager=options.manager)
+        by_manager = options.manager or options.memory
+        measure(target, options.sessions, by_manager=by_manager, history=options.history, memory=options.memory)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from turnwise.actors.cluster import draining
+from turnwise.actors.cluster import draining, ray_runtime
 from turnwise.actors.cluster.draining import drain_node
+from turnwise.actors.hosting.wire import DrainReport
+from turnwise.cli import app, drain as drain_command
+
+
+def test_the_command_gives_way_to_hosts_before_it_joins_their_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[Any] = []
+
+    async def drained(node_id: str | None, timeout_s: float) -> DrainReport:
+        steps.append("drains")
+        return DrainReport(node_id=str(node_id), processes=1, seconds=0.1)
+
+    monkeypatch.setattr(drain_command, "starts_own_ray", lambda: False)
+    monkeypatch.setattr(os, "nice", steps.append)
+    monkeypatch.setattr(ray_runtime, "connect", lambda **_: steps.append("joins"))
+    monkeypatch.setattr(draining, "drain_node", drained)
+    assert CliRunner().invoke(app, ["drain", "--node", "node"]).exit_code == 0
+    assert steps == [19, "joins", "drains"]
 
 
 @pytest.mark.virtual_time

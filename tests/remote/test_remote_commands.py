@@ -19,7 +19,7 @@ from turnwise.engines import agent_tool
 from turnwise.http import BearerTokens, Identity
 from turnwise.testing.scripted_engine import ScriptedEngine
 
-TOKEN = "the-token-of-root1"
+TOKEN, ANNS = "the-token-of-root1", "the-token-of-ann11"
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def turnwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     """Runs commands on a service with a session `chat` of Ann's, for an operator."""
     monkeypatch.setenv("TURNWISE_TOKEN", TOKEN)
     monkeypatch.delenv("TURNWISE_STORE", raising=False)
-    auth = BearerTokens({TOKEN: Identity("root", is_operator=True)})
+    auth = BearerTokens({TOKEN: Identity("root", is_operator=True), ANNS: Identity("ann")})
     settings: dict[str, Any] = {"engine": EchoEngine(), "placement": InProcess(), "files": f"{tmp_path}/files"}
     with served(f"sqlite:///{tmp_path}/chats.db", auth=auth, **settings) as service:
 
@@ -129,6 +129,43 @@ def test_a_tail_follows_the_sessions_of_a_service(
         done.set()
         speaker.join()
     assert "run_started" in lines[0] and "run_completed" in lines[1] and "Good day" in lines[1]
+
+
+def test_an_operator_watches_the_sessions_of_a_service(turnwise: Callable[..., Any]) -> None:
+    seen = turnwise("top", "--once", "--json")
+    assert seen["sessions"] == {"active": 1, "ended": 0} and seen["namespace"] is None
+    assert seen["runs"] == {"running": 0, "queued": 0, "awaiting_approval": 0} and seen["open_runs"] == []
+    (host,) = seen["hosts"]
+    assert host["is_packed"] and host["pid"] and seen["loaded"] == host["sessions"] == 1
+    shown = turnwise("top", "--once")
+    assert "1 active sessions in the store" in shown and "1 loaded" in shown and "in namespace" not in shown
+
+
+def test_an_operator_sweeps_the_sessions_of_a_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TURNWISE_TOKEN", TOKEN)
+    auth = BearerTokens({TOKEN: Identity("root", is_operator=True)})
+    with served(f"sqlite:///{tmp_path}/swept.db", auth=auth, engine=EchoEngine(), placement=InProcess()) as service:
+        with RemoteManager(service.url, token=TOKEN, user="ann") as manager:
+            manager.open("old", ttl_s=0.0)
+            manager.open("new")
+        words = ["sweep", "--server", service.url]
+        refused = CliRunner().invoke(app, [*words, "--archive", str(tmp_path)])
+        assert refused.exit_code == 1 and "without an archive" in refused.output
+        swept = CliRunner().invoke(app, [*words, "--json"])
+        assert json.loads(swept.stdout)["deleted"] == [{"session_id": "old", "user_id": "ann"}]
+        assert CliRunner().invoke(app, words).stdout.splitlines()[0] == "deleted: 0"
+
+
+def test_a_drain_by_a_service_names_a_node_and_needs_a_cluster(turnwise: Callable[..., Any]) -> None:
+    assert "name one" in turnwise("drain", code=1)
+    assert "no nodes without Ray" in turnwise("drain", "--node", "a-node", code=1)
+    assert "leave --address out" in " ".join(turnwise("drain", "--address", "head:6379", code=2).split())
+
+
+@pytest.mark.parametrize("words", [["top", "--once"], ["sweep"], ["drain", "--node", "a-node"]])
+def test_who_is_no_operator_is_refused(words: list[str], turnwise: Callable[..., Any], monkeypatch: Any) -> None:
+    monkeypatch.setenv("TURNWISE_TOKEN", ANNS)
+    assert "operator" in turnwise(*words, code=1)
 
 
 def test_a_command_says_which_service_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:

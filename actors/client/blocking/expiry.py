@@ -14,6 +14,9 @@ from turnwise.actors.client.blocking.files import collect_files
 from turnwise.actors.client.blocking.session_host import SessionHost
 from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.hosting.wire import SessionRef
+from turnwise.actors.memory.config import scopes_of
+from turnwise.actors.memory.session_memories import SessionMemories
+from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import (
     LongTermMemoryError,
     SessionBusyError,
@@ -29,6 +32,7 @@ from turnwise.memory.archive.expiry import (
     damaged,
     not_deleted,
     sweep_sessions,
+    sweep_unchanged,
 )
 from turnwise.memory.background import log_failure
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
@@ -36,7 +40,7 @@ from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.files.access import FileAccess
 from turnwise.memory.files.index import keeps_files
 from turnwise.memory.stores.agents import agents_below
-from turnwise.memory.stores.base import SessionStore, claim_sweep
+from turnwise.memory.stores.base import SessionStore, claim_sweep, deletes_unchanged
 
 CLOSE_S = 5.0
 """How long a manager that closes waits for a sweep that its schedule has begun, in seconds."""
@@ -64,13 +68,17 @@ def sweep(
     client: SessionsClient,
     store: SessionStore,
     archive: Path | None,
-    memory: bool,
+    memories: SessionMemories | None = None,
     *,
     beside: steps.Background | None = None,
 ) -> Swept:
     """Delete the sessions of a store that have expired; see `SessionManager.sweep`.
 
+    Sessions that no process has loaded are deleted in groups. Each of the others is deleted by its process, as is each
+    of which there is more than a store can delete in groups.
+
     Args:
+        memories: what has to forget the sessions, too.
         beside: the work beside its caller that this is, if it is. Then it takes small pages, pauses after each for as
             long as the page took, so that half of the time is left to others, and ends early once the work is stopped.
     """
@@ -79,19 +87,35 @@ def sweep(
     swept, cursor = Swept(), None
     history = client.open_history()
     files = client.files if client.has_files and keeps_files(store) else None
+    is_apart = history is not None or memories is not None
+    asks_all = is_apart and (archive is not None or not deletes_unchanged(store))
     try:
         while True:
             began = time.monotonic()
             page = steps.run(portal, store.expired, now, cursor=cursor, limit=limit)
             keys = [session.key for session in page]
-            asks = set(keys if history or memory else steps.run(portal, client.processes.loaded, keys))
+            asks = set(keys if asks_all else steps.run(portal, client.processes.loaded, keys))
             idle = [session for session in page if session.key not in asks]
-            swept += steps.run(portal, sweep_sessions, store, idle, archive, files=files)
+            if is_apart:
+                forget = memories.forget if memories else None
+                done = steps.run(portal, sweep_unchanged, store, idle, history, forget)
+                asks |= {session.key for session in idle} - set(done.deleted)
+            else:
+                done = steps.run(portal, sweep_sessions, store, idle, archive, files=files)
+            swept += done
             for session in idle:
                 client.drop(SessionRef.of(session))
             for session in page:
                 if session.key in asks:
-                    swept += _ask(client, store, session, archive=archive, history=history, files=files, memory=memory)
+                    swept += _ask(
+                        client,
+                        store,
+                        session,
+                        archive=archive,
+                        history=history,
+                        files=files,
+                        memory=memories is not None,
+                    )
             swept += damaged(page)
             if beside:
                 beside.pause(time.monotonic() - began)
@@ -100,6 +124,15 @@ def sweep(
     finally:
         if history:
             steps.run(portal, history.close)
+
+
+def memories_of(client: SessionsClient, config: SessionConfig) -> SessionMemories:
+    """Return the memories of a manager, which forget what a sweep deletes."""
+    return SessionMemories(
+        memories=[slot.memory for slot in client.memories],
+        notes=client.working_memory,
+        scopes_of=lambda session: scopes_of(session, config.memory),
+    )
 
 
 class SweepSchedule:
@@ -147,7 +180,7 @@ class SweepSchedule:
 
     def _sweep(self) -> None:
         client = self._client
-        swept = sweep(client, client.session_store, self._archive, memory=False, beside=self._background)
+        swept = sweep(client, client.session_store, self._archive, beside=self._background)
         collect_files(client)
         _log.info("store %s: %d expired sessions were deleted", client.name, len(swept.deleted))
         for key, reason in swept.failed.items():

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self, Unpack
 
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.blocking.execution import ExecutionHandle
-from turnwise.actors.client.blocking.expiry import SweepSchedule, sweep
+from turnwise.actors.client.blocking.expiry import SweepSchedule, memories_of, sweep
 from turnwise.actors.client.blocking.files import Files, collect_files, with_bytes_of
 from turnwise.actors.client.blocking.forgetting import clear, forget
 from turnwise.actors.client.blocking.importing import read_conversation, send_conversation
@@ -1186,7 +1186,8 @@ class SessionManager:
         """
         self._check_writes("*", "sweep")
         self._start.done()
-        swept = sweep(self._client, self._store.store, Path(archive) if archive else None, memory)
+        memories = memories_of(self._client, self._config) if memory else None
+        swept = sweep(self._client, self._store.store, Path(archive) if archive else None, memories)
         collect_files(self._client)
         return swept
 

@@ -49,7 +49,7 @@ class Once:
         if time.monotonic() - self._swept_at > ONCE_SWEEP_S:
             self._swept_at = time.monotonic()
             if client.history_name is None:
-                sweep(client, store, None, memory=False)
+                sweep(client, store, None)
             else:
                 sweep_but_events(client)
         now = steps.run(client.portal, store.now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from turnwise.actors.client.blocking import steps
@@ -104,7 +105,7 @@ class SessionHost:
                 raise TimeoutError(f"no answer within {timeout_s} s") from error
             except CallError as error:
                 if not isinstance(error, AwayError) or not verb.repeatable:
-                    client.processes.invalidate(ref.key)  # the next request may find another process
+                    self._look_again()  # the next request may find another process
                     raise lost_error(ref.session_id, verb, error) from error
                 failure: Exception = error
             else:
@@ -118,8 +119,12 @@ class SessionHost:
                 if not isinstance(answer.error, SessionFencedError):
                     raise answer.error
                 failure = answer.error  # that process no longer owns the session; look for the one that does
-            client.processes.invalidate(ref.key)
+            self._look_again()
             steps.sleep(search.pause_after(failure))
+
+    def _look_again(self) -> None:
+        """Search the process again at the next call. What asks the cluster for it holds up no other caller."""
+        steps.in_thread(partial(self._client.processes.invalidate, self._ref.key))
 
     def _read(self, call: VerbCall[Answer]) -> tuple[Answer] | None:
         """Return the answer to a read from the store, in a tuple; None if only the session's process can answer.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Protocol, Unpack, cast, runtime_checkable
@@ -29,6 +29,7 @@ from turnwise.memory.longterm.base import (
     Scope,
     TurnPlace,
     first_of_each,
+    forget_sessions,
     limits_categories,
     recalled,
     trouble_of,
@@ -238,12 +239,19 @@ class MemoryHost:
     async def do_mentions(
         self, scope: Scope, text: str | None, turns: Collection[TurnPlace], ids: Collection[str]
     ) -> Sequence[MemoryItem]:
-        return await mentions(await self._after_saves(scope), scope, text, turns=turns, ids=ids)
+        return await mentions(await self._after_saves(scope.user_id), scope, text, turns=turns, ids=ids)
 
     async def do_forget(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> int:
-        memory = await self._after_saves(scope)
+        memory = await self._after_saves(scope.user_id)
         try:
             return await memory.forget(scope, ids, **_turn(turn_index))
+        finally:
+            self._catch_up_soon(memory)
+
+    async def do_forget_sessions(self, sessions: Mapping[str, Collection[str]]) -> None:
+        memory = await self._after_saves(*sessions)
+        try:
+            await forget_sessions(memory, sessions)
         finally:
             self._catch_up_soon(memory)
 
@@ -255,19 +263,19 @@ class MemoryHost:
         return await asyncio.shield(erasing)
 
     async def _erase(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> Erasure:
-        memory = await self._after_saves(scope)
+        memory = await self._after_saves(scope.user_id)
         try:
             return await erase(memory, scope, ids, **_turn(turn_index))
         finally:
             self._catch_up_soon(memory)
 
-    async def _after_saves(self, scope: Scope) -> LongTermMemory:
-        """Return the memory once it has what the user was given before, so that what is then forgotten stays so."""
+    async def _after_saves(self, *user_ids: str) -> LongTermMemory:
+        """Return the memory once it has what it was given of users before, so that what is then forgotten stays so."""
         memory = await self._memory()
         if isinstance(memory, Batched):
             await self._writes.ask(None)
-        elif saves := self._pending_saves.get(scope.user_id):
-            await asyncio.wait(set(saves))
+        elif saves := [save for user_id in user_ids for save in self._pending_saves.get(user_id, ())]:
+            await asyncio.wait(saves)
         return memory
 
     async def _write_many(self, batch: Sequence[_Save | None]) -> Sequence[Any]:

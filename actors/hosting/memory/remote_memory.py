@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Unpack, cast
@@ -157,6 +157,10 @@ class RemoteMemory:
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
         return int(await self._ask("forget", scope, ids, turn_index))
+
+    async def forget_sessions(self, sessions: Mapping[str, Collection[str]]) -> None:
+        """See `SessionsForgetting`. Ask for some hundred at once, which take less than the deadline."""
+        await self._ask("forget_sessions", sessions)
 
     async def erase(
         self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None

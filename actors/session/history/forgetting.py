@@ -12,7 +12,7 @@ from typing import Any
 
 from turnwise.actors.inference.attempt import reason
 from turnwise.actors.memory.attached import Eraser, MemorySlot
-from turnwise.actors.memory.config import scope_of
+from turnwise.actors.memory.config import scopes_of
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.memory.memory_ingestion import MemoryIngestion
 from turnwise.actors.session.memory.memory_retrieval import MemoryRetrieval
@@ -493,9 +493,8 @@ class Forgetting:
 
     @property
     def _scopes(self) -> list[Scope]:
-        """The scopes of the session's user and of its members, whose memories may have what was said."""
-        session, config = self._journal.session, self._engines.config.memory
-        return [scope_of(session, config, person) for person in (None, *session.members)]
+        """See `scopes_of`."""
+        return scopes_of(self._journal.session, self._engines.config.memory)
 
     async def _forget_in_memory(self, slot: MemorySlot, index: int | None, *, verify: bool) -> int | Erasure:
         turn_filter: dict[str, Any] = {} if index is None else {"turn_index": index}

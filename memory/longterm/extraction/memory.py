@@ -375,6 +375,10 @@ class ExtractiveMemory:
         await self._lexical.unindex(scope.user_id, deleted)
         return sum(not is_record(name) for name in deleted)
 
+    async def forget_sessions(self, sessions: Mapping[str, Collection[str]]) -> None:
+        """See `SessionsForgetting`."""
+        await self._lexical.forget_sessions(sessions)
+
     async def _delete(self, scope: Scope, ids: Collection[str] | None, turn_index: int | None) -> list[str]:
         """Delete items, facts that were extracted from them, and their records; return the ids of all."""
         if ids is None:

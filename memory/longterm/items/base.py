@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -177,6 +178,25 @@ class ItemStore(Protocol):
 
     async def close(self) -> None:
         """Close connections and files. A second call does nothing; any other method then raises StoreClosedError."""
+
+
+@runtime_checkable
+class SessionsDeletion(Protocol):
+    """An `ItemStore` that can delete the items of many sessions, of many users, in few transactions."""
+
+    async def delete_sessions(self, sessions: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
+        """Delete all items of these sessions, by user, as `delete` does; return their ids by user."""
+
+
+async def delete_sessions(store: ItemStore, sessions: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
+    """Delete all items of these sessions, by user; return their ids by user. After an error, call it again."""
+    if isinstance(store, SessionsDeletion):
+        return await store.delete_sessions(sessions)
+    scopes = [Scope(user_id=user_id, session_id=name) for user_id, names in sessions.items() for name in names]
+    deleted: dict[str, list[str]] = {}
+    for scope, ids in zip(scopes, await asyncio.gather(*map(store.delete, scopes)), strict=True):
+        deleted.setdefault(scope.user_id, []).extend(ids)
+    return deleted
 
 
 async def all_items(store: ItemStore, scope: Scope, which: ItemFilter = ALL) -> list[MemoryItem]:

@@ -14,7 +14,15 @@ from turnwise.errors import InvalidInputError, InvalidMemoryError, StoreClosedEr
 from turnwise.memory.conversation.blocks import User
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import ItemChanges, MemoryItem, Scope, Source
-from turnwise.memory.longterm.items.base import ALL, MAX_ID_BYTES, Change, ItemFilter, ItemStore, StoredItem
+from turnwise.memory.longterm.items.base import (
+    ALL,
+    MAX_ID_BYTES,
+    Change,
+    ItemFilter,
+    ItemStore,
+    StoredItem,
+    delete_sessions,
+)
 from turnwise.memory.longterm.items.changes import pin as _pin, supersede as _supersede, update
 from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.longterm.retention.retention import Use
@@ -630,6 +638,24 @@ async def check_putting_changing_superseding_and_touching_are_uses(store: ItemSt
     equal(await used(1e9), {"6", "7"}, "what was put just now")
     await _touch(store, "u", [str(number) for number in range(1203)], 2e9)
     equal(len(await used(2e9)), 7, "what was touched of many")
+
+
+@_law
+async def check_items_of_many_sessions_are_deleted_together(store: ItemStore, other: ItemStore) -> None:
+    """Of several users; those of other sessions and users stay, and deleted ids do not come back."""
+    users = [replace(_U, user_id=f"user {number}") for number in range(3)]
+    for scope in users:
+        named = [
+            MemoryItem(id=f"{name}{at}", text="x", source=Source(session_id=name)) for name in "ab" for at in (0, 1)
+        ]
+        await store.put(scope, named)
+    deleted = await delete_sessions(other, {"user 0": {"a"}, "user 1": {"a", "b"}, "user 9": {"a"}})
+    found = {user_id: sorted(ids) for user_id, ids in deleted.items() if ids}
+    equal(found, {"user 0": ["a0", "a1"], "user 1": ["a0", "a1", "b0", "b1"]}, "what was deleted, by user")
+    left = [await _count(store, replace(scope, session_id=None), EVER) for scope in users]
+    equal(left, [2, 0, 4], "what is left of each user")
+    equal(await store.put(users[0], [MemoryItem(id="a0", text="x")]), [], "a deleted item that is put again")
+    equal(await delete_sessions(other, {}), {}, "what is deleted of none")
 
 
 @_law

@@ -113,6 +113,17 @@ class SQLItems(SecureDeleteDatabase):
             works = [self._work([scope.user_id], partial(_delete_rows, scope.user_id, numbers)) for numbers in batches]
         return [name for deleted in await self._erase(*works) for name in deleted]
 
+    async def delete_sessions(self, sessions: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
+        """See `SessionsDeletion`. One transaction has the sessions of `AT_ONCE` users at most."""
+        users = sorted(sessions)
+        parts = [users[start : start + AT_ONCE] for start in range(0, len(users), AT_ONCE)]
+
+        def work(part: Sequence[str], statements: Statements) -> dict[str, list[str]]:
+            return statements.delete_sessions({user_id: sessions[user_id] for user_id in part})
+
+        done = await self._erase(*(self._work(part, partial(work, part)) for part in parts))
+        return {user_id: ids for deleted in done for user_id, ids in deleted.items()}
+
     async def touch(self, uses: Sequence[Use]) -> None:
         def touch(statements: Statements) -> None:
             for use in uses:
@@ -299,10 +310,12 @@ class SQLItems(SecureDeleteDatabase):
         Locked in order, so that processes never wait for each other in a circle.
         """
         if not self._is_sqlite:
+            numbers: list[int] = []
             for user_id in sorted(users):
                 name = f"{self.schema.name} {self._space} {user_id}".encode(errors="surrogatepass")
-                number = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), signed=True)
-                cursor.execute("SELECT pg_advisory_xact_lock(?)", (number,))
+                numbers.append(int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), signed=True))
+            if numbers:  # in their order, since they come as they are in the array
+                cursor.execute("SELECT pg_advisory_xact_lock(number) FROM unnest(?::bigint[]) AS number", (numbers,))
 
 
 def _delete_rows(user_id: str, numbers: Sequence[int], statements: Statements) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -233,10 +233,26 @@ class Statements:
                 row = _deleted_row(values)
                 rows_by_digest[row.digest] = row if agent in (None, scope.agent) else None
         rows = [deleted._replace(id=names[digest]) for digest in names if (deleted := rows_by_digest.get(digest))]
-        self._forget(
-            scope.user_id, rows, {digest: name for digest, name in names.items() if digest not in rows_by_digest}
-        )
+        missing = {digest: name for digest, name in names.items() if digest not in rows_by_digest}
+        self._forget({scope.user_id: rows}, {scope.user_id: missing})
         return [row.id for row in rows]
+
+    def delete_sessions(self, sessions: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
+        """Delete the rows of these sessions, by user; return their ids by user. See `delete_rows`."""
+        rows: dict[str, list[DeletedRow]] = {}
+        for users in _chunks([*sessions]):
+            which = f"space = ? AND user_id IN ({_marks(users)})"
+            owners = f"SELECT owner, user_id FROM turnwise_item_owners WHERE {which}"  # noqa: S608
+            users_by_owner = dict(self._all(owners, self._space, *users))
+            names = [*dict.fromkeys(name for user_id in users for name in sessions[user_id])]
+            for part in _chunks(names) if users_by_owner else ():
+                which = f"owner IN ({_marks(users_by_owner)}) AND session_id IN ({_marks(part)})"
+                select = f"SELECT owner, session_id, {_DELETED_COLUMNS} FROM turnwise_items WHERE {which} ORDER BY row"  # noqa: S608
+                for owner, session_id, *values in self._all(select, *users_by_owner, *part):
+                    if session_id in sessions[user_id := users_by_owner[owner]]:
+                        rows.setdefault(user_id, []).append(_deleted_row(values))
+        self._forget(rows)
+        return {user_id: list(map(_id_of, of_user)) for user_id, of_user in rows.items()}
 
     def numbers(self, scope: Scope, turn_index: int | None) -> list[int]:
         """Return the numbers of the rows of the scope's session or user."""
@@ -256,8 +272,8 @@ class Statements:
             which = f"row IN ({_marks(batch)}){unused}"
             select = f"SELECT {_DELETED_COLUMNS} FROM turnwise_items WHERE {which} ORDER BY row"  # noqa: S608
             rows += map(_deleted_row, self._all(select, *batch, *values))
-        self._forget(user_id, rows)
-        return [row.id if isinstance(row.id, str) else row.digest.hex() for row in rows]
+        self._forget({user_id: rows})
+        return list(map(_id_of, rows))
 
     def unused(self, before: float, types: Collection[MemoryType] | None, limit: int) -> dict[str, list[int]]:
         """Return the numbers of rows of these types that were last used before a time, the longest unused first."""
@@ -269,37 +285,66 @@ class Statements:
             numbers.setdefault(user_id, []).append(row)
         return numbers
 
-    def _forget(self, user_id: str, rows: Sequence[DeletedRow], missing: dict[bytes, str] | None = None) -> None:
-        """Delete rows of a user, and record these ids as deleted, as well as `missing`, which the user does not have.
+    def _forget(
+        self, rows: Mapping[str, Sequence[DeletedRow]], missing: Mapping[str, Mapping[bytes, str]] | None = None
+    ) -> None:
+        """Delete rows of users, and record these ids as deleted, as well as `missing`, which the users do not have.
 
         An item that a deleted row superseded becomes valid again, or is superseded by the deleted row's successor. If
-        the user has no row left, the user's number and id are deleted, too.
+        a user has no row left, the user's number and id are deleted, too.
         """
         missing = missing or {}
-        if digests := [*(row.digest for row in rows), *missing]:
+        deleted = [row for of_user in rows.values() for row in of_user]
+        if digests := [*(row.digest for row in deleted), *(digest for names in missing.values() for digest in names)]:
             now = time.time()
-            insert = "INSERT OR IGNORE INTO turnwise_items_deleted (digest, at) VALUES (?, ?)"
-            self._cursor.executemany(insert, [(digest, now) for digest in digests])
+            for part in _chunks(digests):
+                values = ", ".join(["(?, ?)"] * len(part))
+                insert = f"INSERT OR IGNORE INTO turnwise_items_deleted (digest, at) VALUES {values}"  # noqa: S608
+                self._cursor.execute(insert, [value for digest in part for value in (digest, now)])
             self._cursor.execute("DELETE FROM turnwise_items_deleted WHERE at < ?", (now - TOMBSTONE_S,))
-        self._cursor.executemany("DELETE FROM turnwise_items WHERE row = ?", [(row.row,) for row in rows])
-        texts = [(row.id, row.text) for row in rows if isinstance(row.id, str) and isinstance(row.text, str)]
-        self._drop([key_of(user_id, name, text) for name, text in texts])
-        ends = dict.fromkeys(missing.values(), NO_END)
-        ends |= {row.id: (row.superseded_at, row.superseded_by) for row in rows if isinstance(row.id, str)}
-        first, last = _range(self.revision(user_id).owner)
-        has_predecessors = False
-        for ids in _chunks([*ends]):
-            which = f"superseded_by IN ({_marks(ids)}) AND row BETWEEN ? AND ?"
-            select = f"SELECT row, id, superseded_by FROM turnwise_items WHERE {which}"  # noqa: S608
-            for row, name, successor in self._all(select, *ids, first, last):
-                has_predecessors = True
-                update = "UPDATE turnwise_items SET superseded_at = ?, superseded_by = ? WHERE row = ?"
-                self._cursor.execute(update, (*end_after_deletion(ends, name, successor), row))
-        if rows or has_predecessors:
-            self._bump(user_id)
-        if not self._all("SELECT 1 FROM turnwise_items WHERE row BETWEEN ? AND ? LIMIT 1", first, last):
-            forget = "DELETE FROM turnwise_item_owners WHERE space = ? AND user_id = ?"
-            self._cursor.execute(forget, (self._space, user_id))
+        for part in _chunks([row.row for row in deleted]):
+            self._cursor.execute(f"DELETE FROM turnwise_items WHERE row IN ({_marks(part)})", part)  # noqa: S608
+        self._drop(
+            [
+                key_of(user_id, row.id, row.text)
+                for user_id, of_user in rows.items()
+                for row in of_user
+                if isinstance(row.id, str) and isinstance(row.text, str)
+            ]
+        )
+        for users in _chunks([*dict.fromkeys((*rows, *missing))]):
+            ends = {user_id: dict.fromkeys(missing.get(user_id, {}).values(), NO_END) for user_id in users}
+            for user_id in users:
+                named = (row for row in rows.get(user_id, ()) if isinstance(row.id, str))
+                ends[user_id] |= {row.id: (row.superseded_at, row.superseded_by) for row in named}
+            self._end_deletion(ends, {user_id for user_id in users if rows.get(user_id)})
+
+    def _end_deletion(self, ends: Mapping[str, Mapping[str, Any]], changed: set[str]) -> None:
+        """Let items that deleted ones superseded take over their ends; forget users without rows.
+
+        Args:
+            ends: of each user, what ended each of the deleted items.
+            changed: the users who had a row that was deleted.
+        """
+        which = f"space = ? AND user_id IN ({_marks(ends)})"
+        owners = f"SELECT owner, user_id FROM turnwise_item_owners WHERE {which}"  # noqa: S608
+        users = dict(self._all(owners, self._space, *ends))
+        for ids in _chunks([*dict.fromkeys(name for of_user in ends.values() for name in of_user)]) if users else ():
+            which = f"superseded_by IN ({_marks(ids)}) AND owner IN ({_marks(users)})"
+            select = f"SELECT row, owner, id, superseded_by FROM turnwise_items WHERE {which}"  # noqa: S608
+            for row, owner, name, successor in self._all(select, *ids, *users):
+                of_user = ends[user_id := users[owner]]
+                if successor in of_user:
+                    changed.add(user_id)
+                    update = "UPDATE turnwise_items SET superseded_at = ?, superseded_by = ? WHERE row = ?"
+                    self._cursor.execute(update, (*end_after_deletion(of_user, name, successor), row))
+        if changed:
+            which = f"space = ? AND user_id IN ({_marks(changed)})"
+            bump = f"UPDATE turnwise_item_owners SET changes = changes + 1 WHERE {which}"  # noqa: S608
+            self._cursor.execute(bump, (self._space, *changed))
+        if users:
+            unused = f"DELETE FROM turnwise_item_owners WHERE owner IN ({_marks(users)}) AND {_WITHOUT_ROWS}"  # noqa: S608
+            self._cursor.execute(unused, (*users,))
 
     def _was_deleted(self, digest: bytes) -> bool:
         return bool(self._all("SELECT 1 FROM turnwise_items_deleted WHERE digest = ?", digest))
@@ -375,6 +420,9 @@ class Statements:
 _VISIBLE = "(agent IS NULL OR agent = ?)"
 """Whether a scope sees a row. A comparison of an agent with NULL is never true."""
 
+_WITHOUT_ROWS = "NOT EXISTS (SELECT 1 FROM turnwise_items WHERE turnwise_items.owner = turnwise_item_owners.owner)"
+"""Whether an owner has no row."""
+
 _WITHOUT_VECTOR = "(embedded < ? OR embedded > ?)"
 """Whether a row needs vectors of an embedding and has none. Two comparisons, since `!=` does not use the index."""
 
@@ -388,6 +436,10 @@ def _row(user_id: str, values: Sequence[Any]) -> Row:
 def _deleted_row(values: Sequence[Any]) -> DeletedRow:
     row, digest, *rest = values
     return DeletedRow(row, bytes(digest), *rest)
+
+
+def _id_of(row: DeletedRow) -> str:
+    return row.id if isinstance(row.id, str) else row.digest.hex()
 
 
 def _range(owner: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, cast
@@ -71,11 +71,16 @@ class ItemIndexes:
         self._count(key, listed, user_index.bytes)
         return Indexed(user_index, missing, len(items))
 
-    async def remove(self, user_id: str, ids: Collection[str]) -> None:
-        """Remove a user's items from the indexes, since they are deleted: no text of them stays in memory."""
-        for (owner, _), listed in list(self._lists.items()):
-            if owner == user_id:
-                await on_thread(listed.remove, set(ids))
+    async def remove(self, deleted: Mapping[str, Collection[str]]) -> None:
+        """Remove items of users from the indexes, since they are deleted: no text of them stays in memory."""
+        lists = [(listed, set(deleted[owner])) for (owner, _), listed in self._lists.items() if deleted.get(owner)]
+
+        def remove() -> None:
+            for listed, ids in lists:
+                listed.remove(ids)
+
+        if lists:
+            await on_thread(remove)
 
     def clear(self) -> None:
         """Drop all indexes."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from turnwise.errors import InvalidInputError, SessionFencedError, SessionNotFoundError
 from turnwise.memory.conversation.runs import RunState
-from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
+from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.base import (
@@ -21,7 +21,17 @@ from turnwise.memory.stores.base import (
     UnchangedDeletion,
     deletes_unchanged,
 )
-from turnwise.memory.stores.conformance.fixtures import IDS, Owner, a_run, a_session, a_turn, an_event, held, own
+from turnwise.memory.stores.conformance.fixtures import (
+    IDS,
+    NESTED,
+    Owner,
+    a_run,
+    a_session,
+    a_turn,
+    an_event,
+    held,
+    own,
+)
 from turnwise.memory.stores.conformance.laws import Law, collector, equal, refuses
 from turnwise.memory.values.frozen_json import freeze
 
@@ -397,6 +407,43 @@ async def check_sessions_that_nobody_uses_are_deleted_together(store: SessionSto
     equal([event.seq for event in await store.events(SessionKey("used"))], [1, 2], "events of one that stays")
     equal(await store.delete_unchanged(stored), [], "what is deleted again")
     equal(await store.delete_unchanged([]), [], "what is deleted of none")
+
+
+@_law
+async def check_sessions_that_nobody_uses_are_ended_together(store: SessionStore) -> None:
+    """Each under a new epoch, so that nobody goes on with it. Used, busy and calling ones, and agents, stay."""
+    if not (isinstance(store, UnchangedDeletion) and deletes_unchanged(store)):
+        return
+    names = ("plain", "over", "used", "taken", "busy", "caller")
+    owners = {name: await own(store, name, ttl_s=1.0, metadata=NESTED, agent="a") for name in names}
+    await owners["over"].commit(session=replace(owners["over"].session, status="ended"))
+    await owners["busy"].commit(turns=[a_turn(0, status="running")], new_run=a_run("r", 0))
+    await store.create(a_session("agent", called_by="caller"))
+    read = {name: await store.get(SessionKey(name)) for name in (*names, "agent")}
+    await owners["used"].commit(events=[an_event(2)])
+    await store.activate(SessionKey("taken"))
+    others = [await store.get(SessionKey(name)) for name in ("used", "taken", "busy", "caller", "agent")]
+    ended = {session.session_id: session for session in await store.end_unchanged(list(read.values()))}
+    equal(sorted(ended), ["over", "plain"], "the sessions that nobody uses")
+    for name, session in ended.items():
+        stored = await store.get(SessionKey(name))
+        equal(session, stored, f"{name}, as it was returned")
+        changes = {"status": "ended", "epoch": read[name].epoch + 1, "revision": stored.revision}
+        equal(stored, replace(read[name], **changes), f"{name}, once it has ended")  # type: ignore[arg-type]
+        equal(stored.revision > read[name].revision, True, f"whether the revision of {name} is higher")
+        await refuses(SessionFencedError, owners[name].commit(events=[an_event(9)]), f"a commit to {name}")
+    for session in others:
+        equal(await store.get(session.key), session, f"{session.session_id}, which is used")
+    for filters in ({}, {"user_id": DEFAULT_USER}, {"agent": "a"}):
+        listed = [session.session_id for session in await store.query(status="ended", **filters)]  # type: ignore[arg-type]
+        equal(sorted(listed), ["over", "plain"], f"sessions that have ended, of {filters}")
+    equal("plain" in [session.session_id for session in await store.expired(1e9)], True, "whether one expires still")
+    equal(await store.end_unchanged(list(read.values())), [], "what is ended again, as it was first")
+    equal(await store.end_unchanged([]), [], "what is ended of none")
+    again = await store.end_unchanged(list(ended.values()))
+    equal(sorted(session.session_id for session in again), ["over", "plain"], "what is ended again, as it is then")
+    deleted = await store.delete_unchanged([*ended.values(), *again])
+    equal(sorted(deleted), [SessionKey("over"), SessionKey("plain")], "what is deleted then")
 
 
 @_law

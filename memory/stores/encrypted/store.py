@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +37,7 @@ from turnwise.memory.stores.base import (
     claim_sweep,
     delete_unchanged,
     deletes_unchanged,
+    end_unchanged,
 )
 from turnwise.memory.stores.encrypted.keys import KeyRing, Unsealing
 from turnwise.memory.stores.encrypted.records import (
@@ -290,6 +292,18 @@ class EncryptedStore(Shared):
     async def delete_unchanged(self, sessions: Sequence[SessionRecord]) -> Sequence[SessionKey]:
         """See `UnchangedDeletion`. What is compared and deleted is not encrypted, so no key is needed."""
         return await delete_unchanged(self._inner, sessions)
+
+    async def end_unchanged(self, sessions: Sequence[SessionRecord]) -> Sequence[SessionRecord]:
+        """See `UnchangedDeletion`. Sessions of users without a key stay as they are."""
+        sealed: list[SessionRecord] = []
+        for session in sessions:
+            with suppress(KeyMissingError):
+                sealed.append(seal_session(await self._keys.of(session.user_id), session))
+        by_key = {session.key: session for session in sessions}
+        return [
+            replace(by_key[done.key], status=done.status, epoch=done.epoch, revision=done.revision)
+            for done in await end_unchanged(self._inner, sealed)
+        ]
 
     async def claim_sweep(self, every_s: float) -> float:
         """See `SweepClaims`."""

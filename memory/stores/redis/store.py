@@ -76,6 +76,7 @@ from turnwise.memory.stores.base import (
     check_webhook_change,
     checked_commit,
     cursor_of,
+    ended,
     new_jump,
     parse_cursor,
     parse_due_cursor,
@@ -507,15 +508,29 @@ class RedisStore(RedisDatabase):
         return decode_record(Delivery, record_key, (text or b"").split(b" ", 2)[-1], **key._asdict())
 
     async def delete(self, key: SessionKey, *, epoch: int | None = None, log: str | None = None) -> int:
-        args = [
-            _name(key),
-            "" if epoch is None else epoch,
-            "" if log is None else encode(log),
-            json.dumps(key.user_id),
-            *place_of(key),
-        ]
+        args = [*_deleted(key), "" if epoch is None else epoch, "" if log is None else encode(log)]
         (turns,) = await self._do("delete", args, key, epoch)
         return int(turns)
+
+    async def delete_unchanged(self, sessions: Sequence[SessionRecord]) -> list[SessionKey]:
+        """See `UnchangedDeletion`."""
+        sessions = [session for session in sessions if session.called_by is None]
+        (places,) = await self._do("delete_unchanged", _rows([_unchanged(session) for session in sessions]))
+        return [sessions[place - 1].key for place in places]
+
+    async def end_unchanged(self, sessions: Sequence[SessionRecord]) -> list[SessionRecord]:
+        """See `UnchangedDeletion`."""
+        sessions, jump = [session for session in sessions if session.called_by is None], new_jump()
+        done = [ended(session, jump) for session in sessions]
+        rows = [
+            (
+                *(*_unchanged(before), after.epoch, after.revision, record_text(after, _CHANGES)),
+                *(finite(after.created_at, "created_at"), _times(after)[0]),
+            )
+            for before, after in zip(sessions, done, strict=True)
+        ]
+        (places,) = await self._do("end_unchanged", _rows(rows))
+        return [done[place - 1] for place in places]
 
     async def reserve_object(self, object_id: str, user_id: str) -> None:
         await self._files.reserve(object_id, user_id)
@@ -683,6 +698,17 @@ def _decoded(part: bytes) -> str:
 
 def _is_number(text: bytes | None) -> TypeGuard[bytes]:
     return text is not None and text.isdigit() and text == str(int(text)).encode()
+
+
+def _deleted(key: SessionKey) -> tuple[Argument, ...]:
+    """Return what a script reads of a session to delete."""
+    return _name(key), json.dumps(key.user_id), *place_of(key)
+
+
+def _unchanged(session: SessionRecord) -> tuple[Argument, ...]:
+    """Return what a script reads of a session that is to be as it was read, and to have called no agents."""
+    called = _caller(session.user_id, session.session_id) + _place(session.user_id, None)
+    return *_deleted(session.key), _number(session.log), session.epoch, session.revision, called
 
 
 def _rows(rows: Sequence[Sequence[Argument]]) -> list[Argument]:

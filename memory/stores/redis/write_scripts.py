@@ -213,48 +213,126 @@ receive(places, received)
 return {''}
 """
 
-_DELETE = r"""
-local session, epoch, log = take(), take(), take()
-local number = redis.call('HGET', ids, session)
-if not number then return {'missing'} end
-local owned_epoch, status, places, borrowed =
-  unpack(redis.call('HMGET', key(number), 'epoch', 'status', 'places', 'borrowed'))
-if not (owned_epoch and status and places and borrowed) then
-  return {'corrupt', key(number), 'a field of it is missing'}
+_DELETING = r"""
+-- What of a session a deletion reads: the name of the session and of its user, and the places of its files.
+local function take_session()
+  return {session = take(), user_name = take(), file_user = take(), owner = take()}
 end
-if (epoch ~= '' and epoch ~= owned_epoch) or (log ~= '' and log ~= number) then return {'fenced'} end
-local user, user_name, file_user, owner = user_place(places), take(), take(), take()
-local hashes = {run_ids, ledger(number), ledger(user), key(number, ':keys'), key(number, ':log'), key(number, ':lent')}
-for log in string.gmatch(borrowed, '%S+') do
-  for _, part in ipairs({':log', ':lent'}) do hashes[#hashes + 1] = key(log, part) end
-end
-local sets, delivery_sets = lists(places, status), delivery_lists(places)
-for _, hash in ipairs({deliveries, key(number, ':deliveries')}) do hashes[#hashes + 1] = hash end
-for _, set in ipairs({ledgers, ledgers .. ':' .. user}) do sets[#sets + 1] = set end
-for _, set in ipairs({key(number, ':turns'), due, unpack(delivery_sets)}) do sets[#sets + 1] = set end
-local wrong = wrong_key(hashes, sets) or wrong_files(file_user, owner)
-if wrong then return wrong end
 
-local turns = redis.call('ZCARD', key(number, ':turns'))
-redis.call('HDEL', ids, session) -- first, since Redis without memory lets a script that began with a deletion go on
-for _, name in ipairs(redis.call('HKEYS', key(number, ':keys'))) do
-  if string.sub(name, 1, 1) == 'i' then redis.call('HDEL', run_ids, string.sub(name, 2)) end
+-- Completes a session by its hash; returns the answer that refuses a deletion, if a key has another kind or is damaged.
+local function undeletable(one)
+  local number = one.number
+  one.epoch, one.status, one.places, one.borrowed =
+    unpack(redis.call('HMGET', key(number), 'epoch', 'status', 'places', 'borrowed'))
+  if not (one.epoch and one.status and one.places and one.borrowed) then
+    return {'corrupt', key(number), 'a field of it is missing'}
+  end
+  one.user = user_place(one.places)
+  local hashes = {run_ids, ledger(number), ledger(one.user)}
+  for _, part in ipairs({':keys', ':log', ':lent', ':deliveries'}) do hashes[#hashes + 1] = key(number, part) end
+  hashes[#hashes + 1] = deliveries
+  for log in string.gmatch(one.borrowed, '%S+') do
+    for _, part in ipairs({':log', ':lent'}) do hashes[#hashes + 1] = key(log, part) end
+  end
+  local sets = lists(one.places, one.status)
+  for _, set in ipairs({ledgers, ledgers .. ':' .. one.user}) do sets[#sets + 1] = set end
+  for _, set in ipairs({key(number, ':turns'), due, unpack(delivery_lists(one.places))}) do sets[#sets + 1] = set end
+  return wrong_key(hashes, sets) or wrong_files(one.file_user, one.owner)
 end
-for _, id in ipairs(redis.call('HVALS', key(number, ':deliveries'))) do drop_delivery(id, delivery_sets) end
-unlist(number, status, places)
-if move_ledger(number, user) > 0 then redis.call('HSET', ledger(user), 'user', user_name) end
-redis.call('ZREM', ledgers .. ':' .. user, number)
-redis.call('ZREM', unsettled, member(number))
-redis.call('ZREM', expiring, member(number))
-redis.call('DEL', key(number), key(number, ':turns'), key(number, ':runs'), key(number, ':events'),
-  key(number, ':keyed'), key(number, ':keys'), key(number, ':open'), key(number, ':deliveries'))
-release(number)
-for log in string.gmatch(borrowed, '%S+') do
-  redis.call('HDEL', key(log, ':lent'), number)
-  release(log)
+
+-- Deletes a session, which has been completed; returns how many turns it had.
+local function delete(one)
+  local number, user, delivery_sets = one.number, one.user, delivery_lists(one.places)
+  local turns = redis.call('ZCARD', key(number, ':turns'))
+  redis.call('HDEL', ids, one.session) -- first: Redis without memory lets a script that began with a deletion go on
+  for _, name in ipairs(redis.call('HKEYS', key(number, ':keys'))) do
+    if string.sub(name, 1, 1) == 'i' then redis.call('HDEL', run_ids, string.sub(name, 2)) end
+  end
+  for _, id in ipairs(redis.call('HVALS', key(number, ':deliveries'))) do drop_delivery(id, delivery_sets) end
+  unlist(number, one.status, one.places)
+  if move_ledger(number, user) > 0 then redis.call('HSET', ledger(user), 'user', one.user_name) end
+  redis.call('ZREM', ledgers .. ':' .. user, number)
+  redis.call('ZREM', unsettled, member(number))
+  redis.call('ZREM', expiring, member(number))
+  redis.call('DEL', key(number), key(number, ':turns'), key(number, ':runs'), key(number, ':events'),
+    key(number, ':keyed'), key(number, ':keys'), key(number, ':open'), key(number, ':deliveries'))
+  release(number)
+  for log in string.gmatch(one.borrowed, '%S+') do
+    redis.call('HDEL', key(log, ':lent'), number)
+    release(log)
+  end
+  drop_files(one.file_user, one.owner)
+  return turns
 end
-drop_files(file_user, owner)
-return {'', turns}
+
+-- Whether nobody has used a session since it was read: its number, epoch and revision are these, no run of it is open,
+-- and the lists of sessions that it has called are empty.
+local function is_unchanged(one, number, epoch, revision, called)
+  if redis.call('HGET', ids, one.session) ~= number then return false end
+  local found_epoch, found_revision = unpack(redis.call('HMGET', key(number), 'epoch', 'revision'))
+  if found_epoch ~= epoch or (found_revision or '0') ~= revision then return false end
+  if redis.call('ZRANGEBYLEX', key(number, ':open'), '[r', '[r\255', 'LIMIT', 0, 1)[1] then return false end
+  for _, status in ipairs({'active', 'ended'}) do
+    if redis.call('ZCARD', base .. ':created:' .. status .. ':' .. called) > 0 then return false end
+  end
+  return true
+end
+"""
+
+_DELETE = r"""
+local one, epoch, log = take_session(), take(), take()
+one.number = redis.call('HGET', ids, one.session)
+if not one.number then return {'missing'} end
+local wrong = undeletable(one)
+if wrong and not one.user then return wrong end
+if (epoch ~= '' and epoch ~= one.epoch) or (log ~= '' and log ~= one.number) then return {'fenced'} end
+if wrong then return wrong end
+return {'', delete(one)}
+"""
+
+_DELETE_UNCHANGED = r"""
+local found = {}
+for place = 1, tonumber(take()) do
+  local one = take_session()
+  local number, epoch, revision, called = take(), take(), take(), take()
+  if is_unchanged(one, number, epoch, revision, called) then
+    one.number, one.place = number, place
+    if not undeletable(one) then found[#found + 1] = one end -- else `delete` says what is wrong
+  end
+end
+local places = {}
+for _, one in ipairs(found) do
+  delete(one)
+  places[#places + 1] = one.place
+end
+return {'', places}
+"""
+
+_END_UNCHANGED = r"""
+local found = {}
+for place = 1, tonumber(take()) do
+  local one = take_session()
+  local number, epoch, revision, called = take(), take(), take(), take()
+  local new_epoch, new_revision, row, created, updated = take(), take(), take(), take(), take()
+  if is_unchanged(one, number, epoch, revision, called) then
+    local status, places = unpack(redis.call('HMGET', key(number), 'status', 'places'))
+    if status and places and not wrong_key({}, lists(places, status, 'ended')) then
+      one.number, one.place, one.status, one.places = number, place, status, places
+      one.epoch, one.revision, one.row, one.created, one.updated = new_epoch, new_revision, row, created, updated
+      found[#found + 1] = one
+    end
+  end
+end
+local ended = {}
+for _, one in ipairs(found) do
+  redis.call('HSET', key(one.number), 'epoch', one.epoch, 'revision', one.revision, 'status', 'ended', 'row', one.row)
+  if one.status ~= 'ended' then
+    unlist(one.number, one.status, one.places)
+    list(one.number, 'ended', one.places, one.created, one.updated)
+  end
+  ended[#ended + 1] = one.place
+end
+return {'', ended}
 """
 
 _ADD_DELIVERY = r"""
@@ -418,7 +496,9 @@ WRITES = {
         "create": _CREATE,
         "activate": _ACTIVATE,
         "commit": _COMMIT,
-        "delete": _DELETE,
+        "delete": _DELETING + _DELETE,
+        "delete_unchanged": _DELETING + _DELETE_UNCHANGED,
+        "end_unchanged": _DELETING + _END_UNCHANGED,
         "add_delivery": _ADD_DELIVERY,
         "change_delivery": _CHANGE_DELIVERY,
         "forget_in_ledger": _FORGET_IN_LEDGER,

@@ -14,6 +14,7 @@ from turnwise.memory.conversation.ledger import NUMBERS, LedgerKey
 from turnwise.memory.conversation.runs import OPEN_STATES
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, subtract
+from turnwise.memory.stores.base import ended, new_jump
 from turnwise.memory.stores.sql import schema
 from turnwise.memory.stores.sql.database import insert_into
 from turnwise.memory.stores.sql.files import FileTables
@@ -86,18 +87,32 @@ class Deleting:
 
     def delete_unchanged(self, connection: sa.Connection, sessions: Sequence[SessionRecord]) -> list[SessionKey]:
         """See `UnchangedDeletion.delete_unchanged`."""
+        rows = self._unchanged(connection, sessions)
+        self._delete_rows(connection, rows)
+        return [SessionKey(row.session_id, row.user_id) for row in rows]
+
+    def end_unchanged(self, connection: sa.Connection, sessions: Sequence[SessionRecord]) -> list[SessionRecord]:
+        """See `UnchangedDeletion.end_unchanged`."""
+        rows, own, jump = self._unchanged(connection, sessions), schema.sessions.c, new_jump()
+        if rows:
+            changes = {"status": "ended", "epoch": own.epoch + 1, "revision": own.revision + jump}
+            keys = [row.key for row in rows]
+            connection.execute(sa.update(schema.sessions).where(self._among(own.key, keys)).values(changes))
+        by_key = {session.key: session for session in sessions}
+        return [ended(by_key[SessionKey(row.session_id, row.user_id)], jump) for row in rows]
+
+    def _unchanged(self, connection: sa.Connection, sessions: Sequence[SessionRecord]) -> list[Any]:
+        """Lock and return the rows of those sessions that nobody has used since they were read."""
         own, runs, agents = schema.sessions.c, schema.runs.c, schema.sessions.alias("agents").c
         by_key = {log_key(session.log): session for session in sessions}
         is_open = sa.exists().where(runs.session == own.key, runs.state.in_(literals(OPEN_STATES)))
         is_caller = sa.exists().where(agents.user_id == own.user_id, agents.called_by == own.session_id)
         is_idle = ~is_open & ~is_caller & (own.called_by == "")
-        rows = [
+        return [
             row
             for row in connection.execute(self._rows(self._among(own.key, by_key) & is_idle))
             if (row.epoch, row.revision) == (by_key[row.key].epoch, by_key[row.key].revision)
         ]
-        self._delete_rows(connection, rows)
-        return [SessionKey(row.session_id, row.user_id) for row in rows]
 
     @staticmethod
     def _rows(where: sa.ColumnElement[bool]) -> sa.Select[Any]:

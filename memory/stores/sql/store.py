@@ -725,6 +725,10 @@ class SQLStore(SecureDeleteDatabase):
         (deleted,) = await self._erase(work)
         return deleted
 
+    async def end_unchanged(self, sessions: Sequence[SessionRecord]) -> list[SessionRecord]:
+        """See `UnchangedDeletion`."""
+        return await self._write_grouped(lambda connection: self._deleting.end_unchanged(connection, sessions))
+
     async def claim_sweep(self, every_s: float) -> float:
         """See `SweepClaims`."""
 

@@ -171,10 +171,14 @@ class Command(TyperCommand):
 
     def _with_store(self, ctx: Any, args: list[str]) -> list[str]:
         """Return the arguments with the store before them if it was left out."""
-        if not any(param.name == "store" for param in self.params):
+        names = {param.name for param in self.params}
+        if not names & {"store", "server"}:
             return args
         options, _, _ = self.make_parser(ctx).parse_args(args=list(args))
         if options.get("help"):
+            return args
+        if "store" not in names:
+            service_url(ctx, options, has_store=False)
             return args
         store = options.get("store")
         has_store = isinstance(store, str) and _SCHEME.match(store) is not None
@@ -199,8 +203,8 @@ class Command(TyperCommand):
             return super().invoke(ctx)
 
 
-_OF_STORES = ("--namespace", "--history", "--files")
-"""Options that say where a store's sessions, events and files are."""
+_OF_PLACES = {"--address": "a Ray", **dict.fromkeys(("--namespace", "--history", "--files"), "a store")}
+"""Options that say where sessions, their events, files and exports are, and what each is about."""
 
 
 def service_url(ctx: Any, options: Mapping[str, Any], *, has_store: bool) -> str | None:
@@ -221,9 +225,10 @@ def service_url(ctx: Any, options: Mapping[str, Any], *, has_store: bool) -> str
     if has_store:
         ctx.fail("give a store or --server, not both: --server takes the place of the store")
     for param in ctx.command.params:
-        for name in set(param.opts).intersection(_OF_STORES):
+        for name in set(param.opts).intersection(_OF_PLACES):
             if isinstance(options.get(param.name), str):
-                ctx.fail(f"{name} is about a store, and --server names a service, which knows it: leave {name} out")
+                about = _OF_PLACES[name]
+                ctx.fail(f"{name} is about {about}, and --server names a service, which knows it: leave {name} out")
     return server
 
 

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Coroutine
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from turnwise.actors.cluster.ray_address import starts_own_ray
-from turnwise.cli.common import AsJson, run
+from turnwise.cli.common import AsJson, Server, of_service, run
 from turnwise.cli.output import print_json, progress, write
 from turnwise.errors import ConfigError
 from turnwise.memory.values.ranges import MAX_SECONDS
 
+if TYPE_CHECKING:
+    from turnwise.actors.hosting.wire import DrainReport
+
 NOT_EMPTY = 3
 """The exit code where runs were taken over, or something stays."""
+
+GIVES_WAY = 19
+"""How much niceness a command takes that runs beside the hosts of sessions, so that no caller waits for its start."""
 
 
 def drain(
@@ -30,6 +37,7 @@ def drain(
         str | None,
         typer.Option(envvar="RAY_ADDRESS", show_default=False, help="The address of the Ray cluster."),
     ] = None,
+    server: Server = None,
     as_json: AsJson = False,
 ) -> None:
     """Have all processes of turnwise leave a node that is about to go: the preStop hook of a worker.
@@ -39,19 +47,12 @@ def drain(
     the node once nothing runs there.
 
     Exits with 0 if the node is empty and no run was taken over, and with 3 if one was, or if something stays, such as
-    what is in files of the node. It may be repeated.
+    what is in files of the node. It may be repeated. With --server, the service does it: name the node, with the token
+    of an operator.
     """
-    if address:
-        os.environ["RAY_ADDRESS"] = address
-    if starts_own_ray():
-        reason = "no Ray runs here: name the cluster, as in --address head:6379"
-        raise ConfigError("RAY_ADDRESS", os.environ.get("RAY_ADDRESS"), reason)
-    from turnwise.actors.cluster.draining import drain_node
-    from turnwise.actors.cluster.ray_runtime import connect
-
-    connect(logs=False)
+    work = _drain_by_service(server, node, timeout) if server else _drain_here(address, node, timeout)
     with progress("drain"):
-        report = run(drain_node(node, timeout))
+        report = run(work)
     if as_json:
         print_json({**asdict(report), "is_empty": report.is_empty})
     else:
@@ -62,3 +63,23 @@ def drain(
             write(f"stays: {name}: {why}")
     if not report.is_empty:
         raise typer.Exit(NOT_EMPTY)
+
+
+def _drain_here(address: str | None, node: str | None, timeout_s: float) -> Coroutine[Any, Any, DrainReport]:
+    """Connect to the cluster; return what drains a node of it."""
+    if address:
+        os.environ["RAY_ADDRESS"] = address
+    if starts_own_ray():
+        reason = "no Ray runs here: name the cluster, as in --address head:6379"
+        raise ConfigError("RAY_ADDRESS", os.environ.get("RAY_ADDRESS"), reason)
+    os.nice(GIVES_WAY)  # before Ray is imported, which takes seconds of a processor
+    from turnwise.actors.cluster.draining import drain_node
+    from turnwise.actors.cluster.ray_runtime import connect
+
+    connect(logs=False)
+    return drain_node(node, timeout_s)
+
+
+async def _drain_by_service(server: str, node: str | None, timeout_s: float) -> DrainReport:
+    async with of_service(server) as manager:
+        return await manager.drain(node, timeout_s=timeout_s)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli.common import NAMESPACE, AsJson, History, Namespace, Store, reading, run
+from turnwise.cli.common import NAMESPACE, AsJson, History, Namespace, Server, Store, is_service, reading, run
 from turnwise.cli.output import console, is_terminal, one_line, print_json_line
 from turnwise.cli.tail import place_of_live_sessions
 from turnwise.console.elements.text import number
@@ -60,8 +60,9 @@ class Snapshot:
     counted_tokens: int = 0
     """The part of them that no provider reported and turnwise counted."""
     hosts: tuple[HostInfo, ...] | None
-    """Those of the namespace. None if no Ray is known."""
-    namespace: str = NAMESPACE
+    """Those of the namespace, or of a service. None if no Ray is known."""
+    namespace: str | None = NAMESPACE
+    """That of the hosts; None for those of a service, which does not tell it."""
     has_more: frozenset[str] = frozenset()
     """The states in which there are more runs than were read."""
 
@@ -98,19 +99,22 @@ class Snapshot:
 def top(
     store: Store,
     *,
+    server: Server = None,
     every: Annotated[float, typer.Option(min=0.2, max=3600, help="How often it looks, in seconds.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Look once, for a second, and leave.")] = False,
     history: History = None,
     namespace: Namespace = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what sessions do: runs, the queue, tokens a second, and the processes of the Ray that RAY_ADDRESS names.
+    """Show what sessions do: runs, the queue, tokens a second, and processes: of the Ray that RAY_ADDRESS names.
 
-    It only reads. The key q leaves. With --json, each look is a line of JSON.
+    With --server, they are those of the service, and the token has to be an operator's. It only reads. The key q
+    leaves. With --json, each look is a line of JSON.
     """
     is_live = is_terminal() and not once and not as_json
     place = place_of_live_sessions(store, namespace)
-    look_at, where = reading(store, history, live=not once, **place), place["namespace"]
+    look_at = reading(store, history, live=not once, **place)
+    where = None if is_service(store) else place["namespace"]
     run(
         _live(look_at, store, where, every)
         if is_live
@@ -119,7 +123,7 @@ def top(
 
 
 async def _live(
-    opened: AbstractAsyncContextManager[AsyncSessionManager], store: str, namespace: str, every: float
+    opened: AbstractAsyncContextManager[AsyncSessionManager], store: str, namespace: str | None, every: float
 ) -> None:
     from rich.live import Live
 
@@ -141,7 +145,7 @@ async def _live(
 async def _lines(
     opened: AbstractAsyncContextManager[AsyncSessionManager],
     store: str,
-    namespace: str,
+    namespace: str | None,
     every: float,
     *,
     is_one: bool,
@@ -162,12 +166,14 @@ async def _lines(
                 return
 
 
-async def look(manager: AsyncSessionManager, namespace: str = NAMESPACE) -> Snapshot:
+async def look(manager: AsyncSessionManager, namespace: str | None = NAMESPACE) -> Snapshot:
     """Return what is going on now.
 
     Args:
-        namespace: that of the manager.
+        namespace: that of the manager; None for that of a service.
     """
+    has_hosts = namespace is None or bool(os.environ.get("RAY_ADDRESS"))
+    hosts = tuple(await manager.hosts()) if has_hosts else None  # first: a service refuses it to all but operators
     statuses = ("active", "ended")
     counts = [await manager.count(status=status) for status in statuses]  # type: ignore[arg-type]
     pages = {
@@ -183,7 +189,7 @@ async def look(manager: AsyncSessionManager, namespace: str = NAMESPACE) -> Snap
         runs=tuple(sorted(runs.values(), key=lambda run: run.created_at, reverse=True)),
         tokens=usage.input_tokens + usage.output_tokens,
         counted_tokens=usage.counted_tokens,
-        hosts=tuple(await manager.hosts()) if os.environ.get("RAY_ADDRESS") else None,
+        hosts=hosts,
         namespace=namespace,
         has_more=frozenset(state for state, page in pages.items() if page.cursor),
     )
@@ -218,11 +224,7 @@ def render(store: str, snapshot: Snapshot | None, tokens_per_s: float, problem: 
     counts = [
         ("active sessions in the store", snapshot.sessions["active"]),
         ("ended", snapshot.sessions["ended"]),
-        *(
-            [(f"loaded in namespace {one_line(snapshot.namespace)}", snapshot.loaded)]
-            if snapshot.loaded is not None
-            else []
-        ),
+        *([(_loaded(snapshot.namespace), snapshot.loaded)] if snapshot.loaded is not None else []),
         *((_many(name, state, snapshot), snapshot.of_state(state)) for state, name in _STATES.items()),
         ("tokens a second", round(tokens_per_s, 1)),
         ("tokens", snapshot.tokens),
@@ -236,6 +238,10 @@ def render(store: str, snapshot: Snapshot | None, tokens_per_s: float, problem: 
     if problem:
         parts += [Text(), Text(one_line(problem), "red")]
     return Group(*parts, Text(), _runs(snapshot), Text(), *_hosts(snapshot.hosts))
+
+
+def _loaded(namespace: str | None) -> str:
+    return "loaded" if namespace is None else f"loaded in namespace {one_line(namespace)}"
 
 
 def _many(name: str, state: str, snapshot: Snapshot) -> str:

@@ -99,6 +99,9 @@ from turnwise.memory.stores.search.finding import SearchHit, SearchOrder
 from turnwise.memory.stores.search.records import SearchedRole
 from turnwise.memory.values.ids import new_id
 
+SWEEP_S = 300.0
+"""How long a sweep may take beside `timeout_s`, in seconds."""
+
 
 class AsyncRemoteManager:
     """`RemoteManager` with coroutine methods. Use it on one event loop.
@@ -729,7 +732,8 @@ class AsyncRemoteManager:
         if archive is not None:
             reason = "over HTTP, sessions are swept without an archive: leave it out, or sweep where the store is"
             raise InvalidInputError("archive", shown(str(archive)), reason)
-        return swept_of(await self._ask("POST", "sweep", whose=self._whose(None), body={"memory": memory}))
+        request = Request(method="POST", path=path_of("sweep"), body={"memory": memory}, wait_s=SWEEP_S)
+        return swept_of((await self._connection.ask(request, self._whose(None))).data)
 
     async def hosts(self) -> Sequence[HostInfo]:
         """Return the processes that host sessions of the service's store, on all nodes of its cluster. For operators.

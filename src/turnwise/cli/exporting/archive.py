@@ -16,12 +16,15 @@ from turnwise.cli.common import (
     AsJson,
     Files,
     History,
+    Server,
     SessionId,
     Store,
     User,
     check_plain,
     file_of,
+    is_service,
     no_session,
+    of_service,
     run,
     still,
 )
@@ -92,6 +95,7 @@ def import_(
 def sweep(
     store: Store,
     *,
+    server: Server = None,
     archive: Annotated[Path | None, typer.Option(help="A folder to which each session is exported first.")] = None,
     history: History = None,
     files: Files = None,
@@ -101,7 +105,10 @@ def sweep(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete expired sessions that have no active run. Exits with 1 if one of them cannot be deleted."""
+    """Delete expired sessions that have no active run. Exits with 1 if one of them cannot be deleted.
+
+    With --server, the service does it, and the token has to be an operator's.
+    """
     if every is not None:
         run(_sweep_for_ever(store, archive, history, files, every, as_json=as_json))
         return
@@ -187,6 +194,9 @@ async def _sweep(
 ) -> Any:
     from turnwise.memory.archive.expiry import sweep as sweep_store
 
+    if is_service(url):
+        async with of_service(url) as manager:
+            return await manager.sweep(archive)
     file_of(url)
     async with AsyncExitStack() as stack:
         store, history = _open(stack, url, history_url)

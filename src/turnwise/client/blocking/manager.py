@@ -100,6 +100,9 @@ from turnwise.memory.stores.search.finding import SearchHit, SearchOrder
 from turnwise.memory.stores.search.records import SearchedRole
 from turnwise.memory.values.ids import new_id
 
+SWEEP_S = 300.0
+"""How long a sweep may take beside `timeout_s`, in seconds."""
+
 
 class RemoteManager:
     """Opens, finds and lists the sessions of a service. Safe to use from many threads.
@@ -723,7 +726,8 @@ class RemoteManager:
         if archive is not None:
             reason = "over HTTP, sessions are swept without an archive: leave it out, or sweep where the store is"
             raise InvalidInputError("archive", shown(str(archive)), reason)
-        return swept_of(self._ask("POST", "sweep", whose=self._whose(None), body={"memory": memory}))
+        request = Request(method="POST", path=path_of("sweep"), body={"memory": memory}, wait_s=SWEEP_S)
+        return swept_of((self._connection.ask(request, self._whose(None))).data)
 
     def hosts(self) -> Sequence[HostInfo]:
         """Return the processes that host sessions of the service's store, on all nodes of its cluster. For operators.

@@ -74,6 +74,18 @@ MORE = [
     "project/test_bench_peers.py",
     "project/test_fork_server.py",
     "replay/test_report_in_a_browser.py",
+    "dispatch/test_[aew]*_on_ray.py",
+    "dispatch/test_deliveries_of_two_rays.py",
+    "replay/*_on_ray.py",
+    "dataset/*_on_ray.py",
+    "strategies/*_on_ray.py",
+    "inference/*_on_ray.py",
+    "cluster/test_leaving_nodes_on_ray.py",
+    "client/test_[bhiq]*_on_ray.py",
+    "adapters/*/*_on_ray.py",
+    "memory/test_[fpu]*_on_ray.py",
+    "memory/test_memory_faults_on_ray.py",
+    "in_process/*_on_ray.py",
     "console/*_on_ray.py",
     "console/test_console_[fqsw]*.py",
     "examples/*.py",
@@ -86,9 +98,10 @@ MORE = [
     "upgrade/test_two_versions.py",
     "deploy/*.py",
 ]
-"""What `make test-more` runs: what takes long, needs a browser, starts whole programs or a Ray of its own, or tells of
-types, docs, packages and measurements. As patterns, in the order in which files are taken, so that no lane ends long
-after the others."""
+"""What `make test-more` runs: what takes long, needs a browser, starts whole programs or a Ray of its own, tells of
+types, docs, packages and measurements, or tells on Ray again what other tests tell without it.
+
+As patterns, in the order in which files are taken, so that no lane ends long after the others."""
 
 ROTATED = [
     ["deploy/test_pods_on_ray.py"],
@@ -111,8 +124,6 @@ END_TO_END = "client/test_sessions_on_ray.py"
 
 LONG = [
     "longterm/retention/test_erasing.py",
-    "strategies/test_window_on_ray.py",
-    "inference/test_agents_on_ray.py",
     "client/test_sessions_on_ray.py",
 ]
 """What `make test` takes first of the rest, for the same reason."""

@@ -258,28 +258,35 @@ class SQLDatabase(Shared):
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(0x7475726E)))
 
     async def _on_thread(self, work: Callable[[], Result]) -> Result:
-        since = time.monotonic()
-
-        def call() -> Result:
-            with self._translated():
-                if late := self._late(since):
-                    raise late
-                try:
-                    return self._checked(work)
-                except (exc.DBAPIError, self._driver.Error) as error:
-                    if not self._was_recreated(error):
-                        raise
-                return self._checked(work)  # the failed attempt changed nothing
-
         if self._closed:
             raise StoreClosedError(self._name)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        since = time.monotonic()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: self._call(work, since))
+
+    def _here(self, work: Callable[[], Result]) -> Result:
+        """Do what `_on_thread` does in the calling thread, which it blocks."""
+        if self._closed:
+            raise StoreClosedError(self._name)
+        return self._call(work, time.monotonic())
+
+    def _call(self, work: Callable[[], Result], since: float) -> Result:
+        """Run `work`, which was requested then (monotonic clock), and return its result."""
+        with self._translated():
+            if late := self._late(since):
+                raise late
+            try:
+                return self._checked(work)
+            except (exc.DBAPIError, self._driver.Error) as error:
+                if not self._was_recreated(error):
+                    raise
+            return self._checked(work)  # the failed attempt changed nothing
 
     def _late(self, since: float) -> StoreError | None:
         """Return the error for work requested so long ago (monotonic clock) that it must not begin; None if it may."""
         waited_s = time.monotonic() - since
-        if waited_s <= self._lock_timeout_s:
-            return None
+        return self._not_begun() if waited_s > self._lock_timeout_s else None
+
+    def _not_begun(self) -> StoreError:
         reason = f"the call did not begin within {self._lock_timeout_s:g} s, because earlier calls took that long"
         remedy = "try again; is it overloaded?" if self.is_local else "is it reachable, and not overloaded?"
         return StoreError(f"store {self._name}: {reason}; {remedy}")
@@ -296,12 +303,11 @@ class SQLDatabase(Shared):
         return self._with_room(checked)
 
     def _with_room(self, work: Callable[[], Result]) -> Result:
-        """Run `work`; if the server refuses its connection, wait for one of the store's own, and run it again.
+        """Run `work` when a connection is free. A SQLite file has one for all threads.
 
-        A refused connection has done nothing, so `work` begins anew.
+        If the server refuses a connection, wait for one of the store's own, and run `work` again: a refused connection
+        has done nothing.
         """
-        if self.is_local:
-            return work()
         since = time.monotonic()
         while self._room.take(self._lock_timeout_s - (time.monotonic() - since)):
             try:
@@ -314,6 +320,8 @@ class SQLDatabase(Shared):
                 self._room.leave()
             if not self._room.refused():
                 raise refusal
+        if self.is_local:
+            raise self._not_begun()
         reason = f"the server allows no more connections, and none of its own was free for {self._lock_timeout_s:g} s"
         raise StoreError(f"store {self._name}: {reason}; {NO_ROOM}")
 

@@ -148,6 +148,8 @@ class SQLDatabase(Shared):
         self._room = ConnectionRoom(connections)
         self._writer: Any = None
         """The driver's connection for commits to a SQLite file, kept after the first commit."""
+        self._looker: Any = None
+        """The driver's connection of `_look` to a SQLite file, kept after the first look."""
         self._transactions = 0
         self._ready = False
         self._closed = False
@@ -161,6 +163,7 @@ class SQLDatabase(Shared):
             self._closed = True
             await asyncio.to_thread(self._threads.shutdown)
             self._forget_writer()
+            self._forget_looker()
             self._engine.dispose()
             if self._owner:
                 self._owner.release()
@@ -263,19 +266,23 @@ class SQLDatabase(Shared):
         since = time.monotonic()
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: self._call(work, since))
 
-    def _here(self, work: Callable[[], Result]) -> Result:
-        """Do what `_on_thread` does in the calling thread, which it blocks."""
+    def _here(self, work: Callable[[], Result], *, opens: bool = True) -> Result:
+        """Do what `_on_thread` does in the calling thread, which it blocks.
+
+        Args:
+            opens: whether `work` may open a connection, other than by `_transact` and `_look`.
+        """
         if self._closed:
             raise StoreClosedError(self._name)
-        return self._call(work, time.monotonic())
+        return self._call(work, time.monotonic(), opens=opens)
 
-    def _call(self, work: Callable[[], Result], since: float) -> Result:
+    def _call(self, work: Callable[[], Result], since: float, *, opens: bool = True) -> Result:
         """Run `work`, which was requested then (monotonic clock), and return its result."""
         with self._translated():
             if late := self._late(since):
                 raise late
             try:
-                return self._checked(work)
+                return self._checked(work, opens=opens)
             except (exc.DBAPIError, self._driver.Error) as error:
                 if not self._was_recreated(error):
                     raise
@@ -291,11 +298,12 @@ class SQLDatabase(Shared):
         remedy = "try again; is it overloaded?" if self.is_local else "is it reachable, and not overloaded?"
         return StoreError(f"store {self._name}: {reason}; {remedy}")
 
-    def _checked(self, work: Callable[[], Result]) -> Result:
+    def _checked(self, work: Callable[[], Result], *, opens: bool = True) -> Result:
         """Create missing tables, run `work`, check that the SQLite file is still in place, and return the result."""
 
         def checked() -> Result:
-            self._check_before()
+            if opens or not self._ready:
+                self._check_before()
             result = work()
             self._check_after()
             return result
@@ -375,10 +383,8 @@ class SQLDatabase(Shared):
 
     def _transact_in_file(self, work: Callable[[Any], Result]) -> Result:
         if self._writer is None:
-            # One thread needs no pool. Keeping its own connection saves as much time as two statements take.
-            pooled = self._engine.raw_connection()
-            pooled.detach()
-            self._writer = pooled.dbapi_connection
+            # One call at a time needs no pool. Keeping a connection saves as much time as two statements take.
+            self._writer = self._detached()
             self._writer.execute("PRAGMA busy_timeout = 0")  # for begin_writing
         try:
             begin_writing(self._writer, self._lock_timeout_s)
@@ -392,6 +398,43 @@ class SQLDatabase(Shared):
             with suppress(RuntimeError):  # the store is closing, and SQLite makes a checkpoint then
                 self._threads.submit(self._checkpoint)
         return result
+
+    def _look(self, work: Callable[[Any], Result]) -> Result:
+        """Run `work` in a transaction that only reads, at one moment, on the driver's own cursor, which is faster."""
+        if self.is_local:
+            try:
+                return self._look_in_file(work)
+            except sqlite3.OperationalError as error:
+                if not is_undecodable(error):
+                    raise
+            self._check_before()
+        return self._connected(self._snapshots, lambda connection: work(connection.connection.cursor()))
+
+    def _look_in_file(self, work: Callable[[Any], Result]) -> Result:
+        if self._looker is None:
+            self._looker = self._detached()
+        try:
+            self._looker.execute("BEGIN")
+            return work(self._looker.cursor())
+        finally:
+            try:
+                self._looker.rollback()
+            except self._driver.Error:
+                self._forget_looker()
+
+    def _detached(self) -> Any:
+        """Return a new connection of the driver that no pool has."""
+        if self._file:
+            self._file.check()  # it would create a missing file
+        pooled = self._engine.raw_connection()
+        pooled.detach()
+        return pooled.dbapi_connection
+
+    def _forget_looker(self) -> None:
+        looker, self._looker = self._looker, None
+        if looker is not None:
+            with suppress(self._driver.Error):
+                looker.close()
 
     def _roll_back(self) -> None:
         """End the transaction of the kept connection, by closing it if need be. Raises nothing: an error is at hand."""

@@ -121,14 +121,16 @@ class SQLCheckpoints(SecureDeleteDatabase):
         pending = self._sql.latest_writes if id is None else self._sql.named_writes
         named = {"thread_id": place[0], "ns": place[1], "id": id}
 
-        def read(connection: sa.Connection) -> tuple[Space, Row | None, list[bytes]] | None:
-            for key, revision, head, state, row_id, *rest in first.rows(connection, named):
-                row = None if row_id is None else Row(row_id, *rest)
-                writes = [data for (data,) in pending.rows(connection, named)] if head or id else []
-                return Space.of(key, revision, head, state), row, writes
-            return None
+        def read(cursor: Any) -> tuple[Space, Row | None, list[bytes]] | None:
+            cursor.execute(first.text, first.bind(named))
+            if (found := cursor.fetchone()) is None:
+                return None
+            key, revision, head, state, row_id, *rest = found
+            cursor.execute(pending.text, pending.bind(named))
+            row = None if row_id is None else Row(row_id, *rest)
+            return Space.of(key, revision, head, state), row, [data for (data,) in cursor.fetchall()]
 
-        return self._reading(read)
+        return self._here(lambda: self._look(read), opens=not self.is_local)
 
     def values(self, key: int, ranges: Ranges) -> dict[tuple[str, int], bytes]:
         conditions = [
@@ -216,7 +218,9 @@ class SQLCheckpoints(SecureDeleteDatabase):
     def commit(self, place: Place, commit: Commit) -> bool:
         if commit.removed:
             return self._erase_here(lambda connection: self._commit(connection, place, commit))
-        return self._here(lambda: self._transact(lambda cursor: self._add(cursor, place, commit)))
+        return self._here(
+            lambda: self._transact(lambda cursor: self._add(cursor, place, commit)), opens=not self.is_local
+        )
 
     def _reading(self, work: Callable[[sa.Connection], Result]) -> Result:
         """Run `work` in a transaction that only reads, at one moment."""

@@ -62,7 +62,9 @@ _WORDS = (
 def pack(value: Any) -> bytes:
     """Return plain data (numbers, texts, bytes, lists and dicts of them) as bytes, compressed if that is shorter."""
     data = ormsgpack.packb(value)
-    compressor = zlib.compressobj(6, zlib.DEFLATED, -15, zdict=_WORDS)
+    # A small window takes less memory, to get which takes longer than to compress. It must reach to the dictionary.
+    window, memory = (12, 5) if len(data) <= 2048 else (15, 8)
+    compressor = zlib.compressobj(6, zlib.DEFLATED, -window, memory, zdict=_WORDS)
     shorter = compressor.compress(data) + compressor.flush()
     return _COMPRESSED + shorter if len(shorter) < len(data) else _PLAIN + data
 

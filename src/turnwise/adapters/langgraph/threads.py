@@ -538,9 +538,7 @@ class GraphThreads:
         for where in self._store.with_runs([*run_ids]):
             self._remove(where, keep, codec)
 
-    def _remove(
-        self, where: Place, keep: Callable[[Mapping[str, Stored], Space], set[str]], codec: Codec
-    ) -> None:
+    def _remove(self, where: Place, keep: Callable[[Mapping[str, Stored], Space], set[str]], codec: Codec) -> None:
         """Delete all checkpoints of a space but those that `keep` returns, and the elements that nothing refers to.
 
         Pending writes of a checkpoint that is not stored yet stay, with the elements that they share.
@@ -566,9 +564,7 @@ class GraphThreads:
                 head = space.head if space.head in kept_ids else max(kept_ids, default=None)
                 after = replace(space, revision=revision, pruned=revision, head=head)
                 unused = _without(ranges_of(refs), space.ends)
-                if self._store.commit(
-                    where, Commit(before=space, after=after, removed=removed, removed_values=unused)
-                ):
+                if self._store.commit(where, Commit(before=space, after=after, removed=removed, removed_values=unused)):
                     return
 
 

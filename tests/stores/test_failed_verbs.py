@@ -127,14 +127,14 @@ async def of_checkpoints(store: Any) -> Verbs:
     row = Row("a", None, "run-a", b"record")
     values = [("channel", 0, b"0"), ("channel", 1, b"1")]
     place = ("t", "")
-    store.commit(place, CheckpointCommit(before=None, after=first, row=row, values=values, writes=("a", b"w")))
+    store.commit(place, CheckpointCommit(before=None, after=first, rows=[row], values=values, writes=[("a", 1, b"w")]))
     second = replace(first, revision=2, head="b")
     more = CheckpointCommit(
         before=first,
         after=second,
-        row=Row("b", "a", "run-b", b"record"),
+        rows=[Row("b", "a", "run-b", b"record")],
         values=[("channel", 2, b"2")],
-        writes=("b", b"w"),
+        writes=[("b", 2, b"w")],
         removed=["a"],
         removed_values={"channel": [(0, 1)]},
     )

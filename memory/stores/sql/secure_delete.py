@@ -94,7 +94,8 @@ class SecureDeleteDatabase(SQLDatabase):
         done: list[Result] = []
         try:
             for work in works:
-                done.append(await self._on_thread(partial(copy_context().run, self._erased, work)))
+                result = await self._on_thread(partial(copy_context().run, self._erased, work))
+                done.append(result)
             return done
         finally:
             if any(done):

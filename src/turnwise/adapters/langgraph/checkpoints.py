@@ -68,11 +68,11 @@ class Commit:
     before: Space | None
     """The state that it follows; None for a new space."""
     after: Space
-    row: Row | None = None
+    rows: Sequence[Row] = ()
     values: Sequence[tuple[str, int, bytes]] = ()
     """New elements: channel, position, packed bytes."""
-    writes: tuple[str, bytes] | None = None
-    """The id of a checkpoint, which may come later, and pending writes, packed."""
+    writes: Sequence[tuple[str, int, bytes]] = ()
+    """Pending writes: the id of their checkpoint, which may come later, a number that rises, and they, packed."""
     removed: Sequence[str] = ()
     """Ids of checkpoints that go, with their pending writes."""
     removed_values: Ranges = field(default_factory=dict)
@@ -206,10 +206,8 @@ class InMemoryCheckpoints:
                 contents = self._contents[place] = _Contents(commit.after)
             contents.space = commit.after
             contents.values |= values
-            if commit.row:
-                contents.rows[commit.row.id] = commit.row
-            if commit.writes:
-                checkpoint_id, data = commit.writes
+            contents.rows |= {row.id: row for row in commit.rows}
+            for checkpoint_id, _, data in commit.writes:
                 contents.writes.setdefault(checkpoint_id, []).append(data)
             for name in removed:
                 contents.rows.pop(name, None)

@@ -238,17 +238,18 @@ class SQLCheckpoints(SecureDeleteDatabase):
             is_done = self._sql.space.write(cursor, [self._sql.space.bind(before | state)])
         if not is_done:
             return False
-        columns = ("space", "channel", "position", "data")
-        rows = [dict(zip(columns, (after.key, *value), strict=True)) for value in commit.values]
-        self._sql.element.write(cursor, list(map(self._sql.element.bind, rows)))
-        if row := commit.row:
-            content = {"parent": row.parent, "run_id": row.run_id, "record": row.record}
-            bound = self._sql.checkpoint.bind({"space": after.key, "id": row.id, **content})
-            self._sql.checkpoint.write(cursor, [bound])
-        if commit.writes:
-            name, data = commit.writes
-            values = {"space": after.key, "checkpoint_id": name, "number": after.revision, "data": data}
-            self._sql.writes.write(cursor, [self._sql.writes.bind(values)])
+        key, sql = after.key, self._sql
+        values = [{"space": key, "channel": name, "position": at, "data": data} for name, at, data in commit.values]
+        sql.element.write(cursor, list(map(sql.element.bind, values)))
+        rows = [
+            {"space": key, "id": row.id, "parent": row.parent, "run_id": row.run_id, "record": row.record}
+            for row in commit.rows
+        ]
+        sql.checkpoint.write(cursor, list(map(sql.checkpoint.bind, rows)))
+        pending = [
+            {"space": key, "checkpoint_id": name, "number": at, "data": data} for name, at, data in commit.writes
+        ]
+        sql.writes.write(cursor, list(map(sql.writes.bind, pending)))
         return True
 
     def _commit(self, connection: sa.Connection, place: Place, commit: Commit) -> bool:

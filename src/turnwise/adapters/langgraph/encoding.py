@@ -39,6 +39,9 @@ WORTH_BYTES = 64
 ELEMENT_BYTES = 16
 """What a stored element takes beside its own bytes: its key, or its type."""
 
+SMALL_BYTES = 2048
+"""Data up to this size is compressed with a small window."""
+
 SHARED_WRITES = 8
 """Lists in pending writes refer to stored elements if they have at least this many elements."""
 
@@ -63,7 +66,7 @@ def pack(value: Any) -> bytes:
     """Return plain data (numbers, texts, bytes, lists and dicts of them) as bytes, compressed if that is shorter."""
     data = ormsgpack.packb(value)
     # A small window takes less memory, to get which takes longer than to compress. It must reach to the dictionary.
-    window, memory = (12, 5) if len(data) <= 2048 else (15, 8)
+    window, memory = (12, 5) if len(data) <= SMALL_BYTES else (15, 8)
     compressor = zlib.compressobj(6, zlib.DEFLATED, -window, memory, zdict=_WORDS)
     shorter = compressor.compress(data) + compressor.flush()
     return _COMPRESSED + shorter if len(shorter) < len(data) else _PLAIN + data

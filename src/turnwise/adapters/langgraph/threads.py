@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -128,6 +128,27 @@ class _Memory:
             }
 
 
+_Make = Callable[[_Memory | None, bool], Commit]
+
+
+@dataclass(slots=True, eq=False)
+class _Change:
+    """A change of a space. It is made by the thread that asks for it, or by one whose change came before."""
+
+    make: _Make
+    learn: Callable[[_Memory], None]
+    is_done: bool = False
+    error: BaseException | None = None
+
+
+class _Line:
+    """The changes of a space that wait, and the lock of who makes them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.waiting: deque[_Change] = deque()
+
+
 class GraphThreads:
     """The threads in a store, for callers in any threads. Changes of one space in this process wait for each other.
 
@@ -137,7 +158,7 @@ class GraphThreads:
     def __init__(self, store: CheckpointStore) -> None:
         self._store = store
         self._memories: OrderedDict[Place, _Memory] = OrderedDict()
-        self._locks: WeakValueDictionary[Place, threading.Lock] = WeakValueDictionary()
+        self._lines: WeakValueDictionary[Place, _Line] = WeakValueDictionary()
         self._guard = threading.Lock()
         """Held briefly, for the two above."""
 
@@ -292,7 +313,7 @@ class GraphThreads:
             return Commit(
                 before=space,
                 after=_after(space, put.claim, head=put.id, ends=ends),
-                row=Row(put.id, put.parent, put.run_id, record),
+                rows=[Row(put.id, put.parent, put.run_id, record)],
                 values=[(channel, index, pack(codec.seal(typed))) for channel, index, typed in values],
             )
 
@@ -333,43 +354,74 @@ class GraphThreads:
                 ]
                 for number, channel, value in writes
             ]
-            return Commit(before=space, after=_after(space, claim), writes=(name, pack([*task, rows])))
+            after = _after(space, claim)
+            return Commit(before=space, after=after, writes=[(name, after.revision, pack([*task, rows]))])
 
         self._change(where, make)
 
-    def _change(
-        self,
-        where: Place,
-        make: Callable[[_Memory | None, bool], Commit],
-        learn: Callable[[_Memory], None] = lambda _: None,
-    ) -> None:
+    def _change(self, where: Place, make: _Make, learn: Callable[[_Memory], None] = lambda _: None) -> None:
         """Make a commit from what is known of the space, and store it; again if another process was faster.
+
+        Changes that wait for another one of their space are then stored together, in one transaction.
 
         Args:
             where: the space.
             make: is also told whether the space that this process knew was deleted.
             learn: adds to what is known of the space then.
         """
-        with self._lock_of(where):
-            before = known.space if (known := self._known(where)) else None
-            while True:
-                memory = self._take(where)  # comes back only after a commit
-                is_remembered = memory is not None
-                if memory is None and (read := self._store.read(where, None)):
-                    memory = _Memory(read[0])
+        change, line = _Change(make, learn), self._line_of(where)
+        line.waiting.append(change)
+        with line.lock:
+            if not change.is_done:
+                self._store_all(where, [line.waiting.popleft() for _ in range(len(line.waiting))])
+        if change.error:
+            raise change.error
+
+    def _store_all(self, where: Place, changes: Sequence[_Change]) -> None:
+        """Store changes, in order, and note which of them failed."""
+        try:
+            self._try_all(where, list(changes))
+        except BaseException as error:  # noqa: BLE001 - each caller raises it
+            for change in changes:
+                change.error = change.error or error
+        finally:
+            for change in changes:
+                change.is_done = True
+
+    def _try_all(self, where: Place, changes: list[_Change]) -> None:
+        known = self._known(where)
+        first = known.space if known else None
+        while changes:
+            memory = self._take(where)  # comes back only after a commit
+            is_remembered = memory is not None
+            if memory is None and (read := self._store.read(where, None)):
+                memory = _Memory(read[0])
+            before, commits = first, list[Commit]()
+            for change in changes:
                 was_deleted = before is not None and (memory is None or memory.space.key != before.key)
+                change.error = None
                 try:
-                    commit = make(memory, was_deleted)
-                except (CheckpointFencedError, CheckpointNotFoundError):
+                    commit = change.make(memory, was_deleted)
+                except (CheckpointFencedError, CheckpointNotFoundError) as error:
                     if is_remembered:
-                        continue  # it may be outdated
-                    if before and was_deleted:
-                        self._cache(where, _Memory(before))  # so that the next of these calls is refused as well
-                    raise
-                if self._store.commit(where, commit):
-                    memory = memory or _Memory(commit.after)
-                    memory.space = commit.after
-                    learn(memory)
+                        break  # it may be outdated
+                    change.error = error
+                    continue
+                except Exception as error:  # noqa: BLE001 - its caller raises it
+                    change.error = error
+                    changes.remove(change)
+                    break
+                before = commit.after
+                memory = memory or _Memory(before)
+                memory.space = before
+                change.learn(memory)
+                commits.append(commit)
+            else:
+                if not commits and first and (memory is None or memory.space.key != first.key):
+                    self._cache(where, _Memory(first))  # so that the next of these calls is refused as well
+                if not commits:
+                    return
+                if memory and self._store.commit(where, _joined(commits)):
                     self._cache(where, memory)
                     return
 
@@ -449,8 +501,8 @@ class GraphThreads:
 
     def _learn(self, stored: Stored) -> None:
         """Remember what a caller, who will probably continue it, has read."""
-        lock = self._lock_of(stored.place)
-        if not lock.acquire(blocking=False):
+        line = self._line_of(stored.place)
+        if not line.lock.acquire(blocking=False):
             return  # a change is under way, which knows the space better
         try:
             memory, space = self._known(stored.place), stored.space
@@ -469,11 +521,11 @@ class GraphThreads:
             memory.remember(stored.row.id, stored.header["channel_versions"], stored.refs)
             self._cache(stored.place, memory)
         finally:
-            lock.release()
+            line.lock.release()
 
-    def _lock_of(self, where: Place) -> threading.Lock:
+    def _line_of(self, where: Place) -> _Line:
         with self._guard:
-            return self._locks.setdefault(where, threading.Lock())
+            return self._lines.setdefault(where, _Line())
 
     def _known(self, where: Place) -> _Memory | None:
         """Return what is known of a space. It must not be changed."""
@@ -543,7 +595,8 @@ class GraphThreads:
 
         Pending writes of a checkpoint that is not stored yet stay, with the elements that they share.
         """
-        with self._lock_of(where):
+        line = self._line_of(where)
+        with line.lock:
             self._take(where)
             while read := self._store.read(where, None):
                 space, all_, before = read[0], dict[str, Stored](), None
@@ -615,6 +668,17 @@ def _after(
         head=head or before.head,
         writer=claim if _is_of(before, claim) else None,
         ends=before.ends if ends is None else ends,
+    )
+
+
+def _joined(commits: Sequence[Commit]) -> Commit:
+    """Return one commit that does what these do, each of which follows the one before it."""
+    return Commit(
+        before=commits[0].before,
+        after=commits[-1].after,
+        rows=[row for commit in commits for row in commit.rows],
+        values=[value for commit in commits for value in commit.values],
+        writes=[write for commit in commits for write in commit.writes],
     )
 
 

@@ -500,7 +500,7 @@ def test_a_checkpoint_is_read_with_the_pending_writes_of_the_same_moment(
         assert read
         two.put_writes(read.config, [("messages", "a")], "task")
         store: Any = opened[0]
-        pending = store._sql.latest_writes
+        pending = store._sql.latest_writes  # noqa: SLF001 - between the two statements of a read
         bind = pending.bind
 
         def late(values: dict[str, Any]) -> Any:

@@ -406,7 +406,6 @@ def test_a_turn_takes_as_many_calls_of_the_store_at_any_length(
         app.invoke(said("more"), T)
         assert calls[0] == "read"
         assert set(calls[1:]) == {"commit"}, "elements that the process knows are not read again"
-        assert calls.count("commit") == 5
 
 
 def test_a_list_reads_the_values_of_many_checkpoints_at_once(opened: list[CheckpointStore], tmp_path: Path) -> None:

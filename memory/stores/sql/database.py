@@ -82,8 +82,8 @@ class SQLDatabase(Shared):
     """Base of the stores in an SQL database: SQLite or PostgreSQL.
 
     A write is on disk when the call returns (SQLite: WAL, synchronous FULL). Statements run on the store's own threads:
-    one for SQLite, `connections` for PostgreSQL. Many processes may use one database at once; a SQLite file belongs to
-    one machine. The tables are created or migrated at first use.
+    one for SQLite, `connections` for PostgreSQL; or in callers' threads (`_here`), as many at once. Many processes may
+    use one database at once; a SQLite file belongs to one machine. The tables are created or migrated at first use.
 
     **Failures and timeouts.** A call that cannot be carried out raises StoreError after at most `3 * lock_timeout_s`,
     of which at most `lock_timeout_s` passes before the call begins. The next call tries again and replaces dead

@@ -80,7 +80,7 @@ def check_id(kind: str, value: str) -> str:
         raise InvalidIdError(kind, value, "an address cannot hold it")
     if len(value) > MAX_LENGTH:
         raise InvalidIdError(kind, f"{value[:32]}...", f"it has {len(value)} characters")
-    if any(unicodedata.category(char) in ("Cc", "Cs") for char in value):
+    if not value.isprintable() and any(unicodedata.category(char) in ("Cc", "Cs") for char in value):
         raise InvalidIdError(kind, value, "it holds a control character")
     if (size := len(value.encode())) > MAX_BYTES:
         raise InvalidIdError(kind, f"{value[:32]}...", f"it has {size} bytes")

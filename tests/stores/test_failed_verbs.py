@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import closing as closed
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,21 +127,21 @@ async def of_checkpoints(store: Any) -> Verbs:
     row = Row("a", None, "run-a", b"record")
     values = [("channel", 0, b"0"), ("channel", 1, b"1")]
     place = ("t", "")
-    await store.commit(place, CheckpointCommit(before=None, after=first, row=row, values=values, writes=("a", b"w")))
+    store.commit(place, CheckpointCommit(before=None, after=first, rows=[row], values=values, writes=[("a", 1, b"w")]))
     second = replace(first, revision=2, head="b")
     more = CheckpointCommit(
         before=first,
         after=second,
-        row=Row("b", "a", "run-b", b"record"),
+        rows=[Row("b", "a", "run-b", b"record")],
         values=[("channel", 2, b"2")],
-        writes=("b", b"w"),
+        writes=[("b", 2, b"w")],
         removed=["a"],
         removed_values={"channel": [(0, 1)]},
     )
     return {
-        "commit": lambda: store.commit(place, more),
-        "copy": lambda: store.copy("t", "other"),
-        "delete": lambda: store.delete("t"),
+        "commit": partial(asyncio.to_thread, store.commit, place, more),
+        "copy": partial(asyncio.to_thread, store.copy, "t", "other"),
+        "delete": partial(asyncio.to_thread, store.delete, "t"),
     }
 
 

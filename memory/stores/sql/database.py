@@ -82,8 +82,8 @@ class SQLDatabase(Shared):
     """Base of the stores in an SQL database: SQLite or PostgreSQL.
 
     A write is on disk when the call returns (SQLite: WAL, synchronous FULL). Statements run on the store's own threads:
-    one for SQLite, `connections` for PostgreSQL. Many processes may use one database at once; a SQLite file belongs to
-    one machine. The tables are created or migrated at first use.
+    one for SQLite, `connections` for PostgreSQL; or in callers' threads (`_here`), as many at once. Many processes may
+    use one database at once; a SQLite file belongs to one machine. The tables are created or migrated at first use.
 
     **Failures and timeouts.** A call that cannot be carried out raises StoreError after at most `3 * lock_timeout_s`,
     of which at most `lock_timeout_s` passes before the call begins. The next call tries again and replaces dead
@@ -148,6 +148,8 @@ class SQLDatabase(Shared):
         self._room = ConnectionRoom(connections)
         self._writer: Any = None
         """The driver's connection for commits to a SQLite file, kept after the first commit."""
+        self._looker: Any = None
+        """The driver's connection of `_look` to a SQLite file, kept after the first look."""
         self._transactions = 0
         self._ready = False
         self._closed = False
@@ -161,6 +163,7 @@ class SQLDatabase(Shared):
             self._closed = True
             await asyncio.to_thread(self._threads.shutdown)
             self._forget_writer()
+            self._forget_looker()
             self._engine.dispose()
             if self._owner:
                 self._owner.release()
@@ -258,37 +261,49 @@ class SQLDatabase(Shared):
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(0x7475726E)))
 
     async def _on_thread(self, work: Callable[[], Result]) -> Result:
-        since = time.monotonic()
-
-        def call() -> Result:
-            with self._translated():
-                if late := self._late(since):
-                    raise late
-                try:
-                    return self._checked(work)
-                except (exc.DBAPIError, self._driver.Error) as error:
-                    if not self._was_recreated(error):
-                        raise
-                return self._checked(work)  # the failed attempt changed nothing
-
         if self._closed:
             raise StoreClosedError(self._name)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        since = time.monotonic()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: self._call(work, since))
+
+    def _here(self, work: Callable[[], Result], *, opens: bool = True) -> Result:
+        """Do what `_on_thread` does in the calling thread, which it blocks.
+
+        Args:
+            opens: whether `work` may open a connection, other than by `_transact` and `_look`.
+        """
+        if self._closed:
+            raise StoreClosedError(self._name)
+        return self._call(work, time.monotonic(), opens=opens)
+
+    def _call(self, work: Callable[[], Result], since: float, *, opens: bool = True) -> Result:
+        """Run `work`, which was requested then (monotonic clock), and return its result."""
+        with self._translated():
+            if late := self._late(since):
+                raise late
+            try:
+                return self._checked(work, opens=opens)
+            except (exc.DBAPIError, self._driver.Error) as error:
+                if not self._was_recreated(error):
+                    raise
+            return self._checked(work)  # the failed attempt changed nothing
 
     def _late(self, since: float) -> StoreError | None:
         """Return the error for work requested so long ago (monotonic clock) that it must not begin; None if it may."""
         waited_s = time.monotonic() - since
-        if waited_s <= self._lock_timeout_s:
-            return None
+        return self._not_begun() if waited_s > self._lock_timeout_s else None
+
+    def _not_begun(self) -> StoreError:
         reason = f"the call did not begin within {self._lock_timeout_s:g} s, because earlier calls took that long"
         remedy = "try again; is it overloaded?" if self.is_local else "is it reachable, and not overloaded?"
         return StoreError(f"store {self._name}: {reason}; {remedy}")
 
-    def _checked(self, work: Callable[[], Result]) -> Result:
+    def _checked(self, work: Callable[[], Result], *, opens: bool = True) -> Result:
         """Create missing tables, run `work`, check that the SQLite file is still in place, and return the result."""
 
         def checked() -> Result:
-            self._check_before()
+            if opens or not self._ready:
+                self._check_before()
             result = work()
             self._check_after()
             return result
@@ -296,12 +311,11 @@ class SQLDatabase(Shared):
         return self._with_room(checked)
 
     def _with_room(self, work: Callable[[], Result]) -> Result:
-        """Run `work`; if the server refuses its connection, wait for one of the store's own, and run it again.
+        """Run `work` when a connection is free. A SQLite file has one for all threads.
 
-        A refused connection has done nothing, so `work` begins anew.
+        If the server refuses a connection, wait for one of the store's own, and run `work` again: a refused connection
+        has done nothing.
         """
-        if self.is_local:
-            return work()
         since = time.monotonic()
         while self._room.take(self._lock_timeout_s - (time.monotonic() - since)):
             try:
@@ -314,6 +328,8 @@ class SQLDatabase(Shared):
                 self._room.leave()
             if not self._room.refused():
                 raise refusal
+        if self.is_local:
+            raise self._not_begun()
         reason = f"the server allows no more connections, and none of its own was free for {self._lock_timeout_s:g} s"
         raise StoreError(f"store {self._name}: {reason}; {NO_ROOM}")
 
@@ -367,10 +383,8 @@ class SQLDatabase(Shared):
 
     def _transact_in_file(self, work: Callable[[Any], Result]) -> Result:
         if self._writer is None:
-            # One thread needs no pool. Keeping its own connection saves as much time as two statements take.
-            pooled = self._engine.raw_connection()
-            pooled.detach()
-            self._writer = pooled.dbapi_connection
+            # One call at a time needs no pool. Keeping a connection saves as much time as two statements take.
+            self._writer = self._detached()
             self._writer.execute("PRAGMA busy_timeout = 0")  # for begin_writing
         try:
             begin_writing(self._writer, self._lock_timeout_s)
@@ -384,6 +398,43 @@ class SQLDatabase(Shared):
             with suppress(RuntimeError):  # the store is closing, and SQLite makes a checkpoint then
                 self._threads.submit(self._checkpoint)
         return result
+
+    def _look(self, work: Callable[[Any], Result]) -> Result:
+        """Run `work` in a transaction that only reads, at one moment, on the driver's own cursor, which is faster."""
+        if self.is_local:
+            try:
+                return self._look_in_file(work)
+            except sqlite3.OperationalError as error:
+                if not is_undecodable(error):
+                    raise
+            self._check_before()
+        return self._connected(self._snapshots, lambda connection: work(connection.connection.cursor()))
+
+    def _look_in_file(self, work: Callable[[Any], Result]) -> Result:
+        if self._looker is None:
+            self._looker = self._detached()
+        try:
+            self._looker.execute("BEGIN")
+            return work(self._looker.cursor())
+        finally:
+            try:
+                self._looker.rollback()
+            except self._driver.Error:
+                self._forget_looker()
+
+    def _detached(self) -> Any:
+        """Return a new connection of the driver that no pool has."""
+        if self._file:
+            self._file.check()  # it would create a missing file
+        pooled = self._engine.raw_connection()
+        pooled.detach()
+        return pooled.dbapi_connection
+
+    def _forget_looker(self) -> None:
+        looker, self._looker = self._looker, None
+        if looker is not None:
+            with suppress(self._driver.Error):
+                looker.close()
 
     def _roll_back(self) -> None:
         """End the transaction of the kept connection, by closing it if need be. Raises nothing: an error is at hand."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from contextlib import closing, suppress
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -93,16 +94,27 @@ class SecureDeleteDatabase(SQLDatabase):
         done: list[Result] = []
         try:
             for work in works:
-                if self._is_sqlite and notes_pages():
-                    result, pages = await self._on_thread(partial(self._noting_pages, work))
-                    note_pages(self.paths()[0], pages)
-                else:
-                    result = await self._write(work)
+                result = await self._on_thread(partial(copy_context().run, self._erased, work))
                 done.append(result)
             return done
         finally:
             if any(done):
                 await self._empty_log_after_deletion()
+
+    def _erase_here(self, work: Callable[[sa.Connection], Result]) -> Result:
+        """Do what `_erase` does, in the calling thread, which it blocks."""
+        result = self._here(partial(self._erased, work))
+        if result and self._is_sqlite:
+            with suppress(StoreError):  # whatever it is, the next call meets it
+                self._here(self._empty_log)
+        return result
+
+    def _erased(self, work: Callable[[sa.Connection], Result]) -> Result:
+        if not (self._is_sqlite and notes_pages()):
+            return self._connected(self._engine, work)
+        result, pages = self._noting_pages(work)
+        note_pages(self.paths()[0], pages)
+        return result
 
     async def _empty_log_after_deletion(self) -> None:
         """Empty SQLite's log after a deletion. Raises nothing: the deletion is done, and an error may be at hand."""

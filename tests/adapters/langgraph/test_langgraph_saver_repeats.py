@@ -24,11 +24,11 @@ class Faulty:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def commit(self, *args: Any) -> Any:
+    def commit(self, *args: Any) -> Any:
         fault, self.fault = self.fault, None
         if fault == "call":
             raise StoreError("the store is away")
-        done = await self._store.commit(*args)
+        done = self._store.commit(*args)
         if fault == "answer":
             raise StoreError("the connection broke")
         return done

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Column, Index, LargeBinary, MetaData, PrimaryKeyConstraint, Table, Text
@@ -17,6 +17,8 @@ from turnwise.memory.stores.sql.schema_version import WHERE, Schema
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 from turnwise.memory.stores.sql.statements import Statement
 from turnwise.memory.values.ids import new_key
+
+Result = TypeVar("Result")
 
 _AT_ONCE = 200
 """The most ids or ranges that a statement names, since databases limit the values of a statement."""
@@ -77,9 +79,11 @@ _PARTS = (checkpoints, elements, writes)
 
 
 class _Statements:
-    """The statements of a commit, compiled once: each turn of a graph makes several."""
+    """The statements that each turn of a graph makes, compiled once."""
 
     def __init__(self, dialect: sa.Dialect) -> None:
+        self.latest, self.latest_writes = _of_checkpoint(spaces.c.head, dialect)
+        self.named, self.named_writes = _of_checkpoint(sa.bindparam("id", type_=_ID), dialect)
         new_space = insert_into(spaces, dialect).on_conflict_do_nothing()
         is_before = (spaces.c.key == sa.bindparam("its_key"), spaces.c.revision == sa.bindparam("before"))
         checkpoint = insert_into(checkpoints, dialect)
@@ -112,30 +116,23 @@ class SQLCheckpoints(SecureDeleteDatabase):
     def _sql(self) -> _Statements:
         return _Statements(self._engine.dialect)
 
-    async def read(self, place: Place, id: str | None) -> tuple[Space, Row | None, list[bytes]] | None:
-        checkpoint_id = spaces.c.head if id is None else sa.literal(id)
-        joined = spaces.outerjoin(
-            checkpoints, (checkpoints.c.space == spaces.c.key) & (checkpoints.c.id == checkpoint_id)
-        )
-        here = _is(place)
-        first = sa.select(spaces, *checkpoints.c).select_from(joined).where(*here)
-        own = spaces.join(writes, (writes.c.space == spaces.c.key) & (writes.c.checkpoint_id == checkpoint_id))
-        pending = sa.select(writes.c.data).select_from(own).where(*here).order_by(writes.c.number)
+    def read(self, place: Place, id: str | None) -> tuple[Space, Row | None, list[bytes]] | None:
+        first = self._sql.latest if id is None else self._sql.named
+        pending = self._sql.latest_writes if id is None else self._sql.named_writes
+        named = {"thread_id": place[0], "ns": place[1], "id": id}
 
-        def read(connection: sa.Connection) -> tuple[Space, Row | None, list[bytes]] | None:
-            if not (row_found := connection.execute(first).one_or_none()):
+        def read(cursor: Any) -> tuple[Space, Row | None, list[bytes]] | None:
+            cursor.execute(first.text, first.bind(named))
+            if (found := cursor.fetchone()) is None:
                 return None
-            space = _space(row_found)
-            row = (
-                None
-                if row_found.id is None
-                else Row(row_found.id, row_found.parent, row_found.run_id, row_found.record)
-            )
-            return space, row, [*connection.scalars(pending)] if space.head or id else []
+            key, revision, head, state, row_id, *rest = found
+            cursor.execute(pending.text, pending.bind(named))
+            row = None if row_id is None else Row(row_id, *rest)
+            return Space.of(key, revision, head, state), row, [data for (data,) in cursor.fetchall()]
 
-        return await self._read_snapshot(read)
+        return self._here(lambda: self._look(read), opens=not self.is_local)
 
-    async def values(self, key: int, ranges: Ranges) -> dict[tuple[str, int], bytes]:
+    def values(self, key: int, ranges: Ranges) -> dict[tuple[str, int], bytes]:
         conditions = [
             (elements.c.channel == channel) & (elements.c.position >= start) & (elements.c.position < end)
             for channel, spans in ranges.items()
@@ -150,9 +147,9 @@ class SQLCheckpoints(SecureDeleteDatabase):
                 values |= {(channel, index): data for channel, index, data in connection.execute(select).all()}
             return values
 
-        return await self._read_snapshot(read)
+        return self._reading(read)
 
-    async def page(
+    def page(
         self, thread_id: str | None, ns: str | None, *, before: str | None, limit: int
     ) -> list[tuple[Place, Space, Row]]:
         select = sa.select(spaces, checkpoints).join(checkpoints, checkpoints.c.space == spaces.c.key)
@@ -171,10 +168,10 @@ class SQLCheckpoints(SecureDeleteDatabase):
 
         return [
             ((row.thread_id, row.ns), _space(row), Row(row.id, row.parent, row.run_id, row.record))
-            for row in await self._read_snapshot(read)
+            for row in self._reading(read)
         ]
 
-    async def writes(self, key: int, ids: Sequence[str]) -> dict[str, list[bytes]]:
+    def writes(self, key: int, ids: Sequence[str]) -> dict[str, list[bytes]]:
         def read(connection: sa.Connection) -> dict[str, list[bytes]]:
             writes_by_id: dict[str, list[bytes]] = {}
             for chunk in _chunks(ids):
@@ -184,9 +181,9 @@ class SQLCheckpoints(SecureDeleteDatabase):
                     writes_by_id.setdefault(name, []).append(data)
             return writes_by_id
 
-        return await self._read_snapshot(read)
+        return self._reading(read)
 
-    async def early_writes(self, key: int) -> dict[str, list[bytes]]:
+    def early_writes(self, key: int) -> dict[str, list[bytes]]:
         joined = writes.outerjoin(
             checkpoints, (checkpoints.c.space == writes.c.space) & (checkpoints.c.id == writes.c.checkpoint_id)
         )
@@ -199,13 +196,13 @@ class SQLCheckpoints(SecureDeleteDatabase):
                 writes_by_id.setdefault(name, []).append(data)
             return writes_by_id
 
-        return await self._read_snapshot(read)
+        return self._reading(read)
 
-    async def spaces(self, thread_id: str) -> list[tuple[Place, Space]]:
+    def spaces(self, thread_id: str) -> list[tuple[Place, Space]]:
         select = sa.select(spaces).where(spaces.c.thread_id == thread_id)
-        return [((row.thread_id, row.ns), _space(row)) for row in await self._read(lambda c: c.execute(select).all())]
+        return [((row.thread_id, row.ns), _space(row)) for row in self._reading(lambda c: c.execute(select).all())]
 
-    async def with_runs(self, run_ids: Sequence[str]) -> list[Place]:
+    def with_runs(self, run_ids: Sequence[str]) -> list[Place]:
         def read(connection: sa.Connection) -> list[Place]:
             places: set[Place] = set()
             for chunk in _chunks(run_ids):
@@ -216,13 +213,18 @@ class SQLCheckpoints(SecureDeleteDatabase):
                 places |= {(row.thread_id, row.ns) for row in rows}
             return sorted(places)
 
-        return await self._read_snapshot(read)
+        return self._reading(read)
 
-    async def commit(self, place: Place, commit: Commit) -> bool:
+    def commit(self, place: Place, commit: Commit) -> bool:
         if commit.removed:
-            (done,) = await self._erase(lambda connection: self._commit(connection, place, commit))
-            return done
-        return await self._on_thread(lambda: self._transact(lambda cursor: self._add(cursor, place, commit)))
+            return self._erase_here(lambda connection: self._commit(connection, place, commit))
+        return self._here(
+            lambda: self._transact(lambda cursor: self._add(cursor, place, commit)), opens=not self.is_local
+        )
+
+    def _reading(self, work: Callable[[sa.Connection], Result]) -> Result:
+        """Run `work` in a transaction that only reads, at one moment."""
+        return self._here(lambda: self._connected(self._snapshots, work))
 
     def _add(self, cursor: Any, place: Place, commit: Commit) -> bool:
         """Store what a commit adds, on the driver's cursor; return whether the space was as the commit expects it."""
@@ -236,17 +238,18 @@ class SQLCheckpoints(SecureDeleteDatabase):
             is_done = self._sql.space.write(cursor, [self._sql.space.bind(before | state)])
         if not is_done:
             return False
-        columns = ("space", "channel", "position", "data")
-        rows = [dict(zip(columns, (after.key, *value), strict=True)) for value in commit.values]
-        self._sql.element.write(cursor, list(map(self._sql.element.bind, rows)))
-        if row := commit.row:
-            content = {"parent": row.parent, "run_id": row.run_id, "record": row.record}
-            bound = self._sql.checkpoint.bind({"space": after.key, "id": row.id, **content})
-            self._sql.checkpoint.write(cursor, [bound])
-        if commit.writes:
-            name, data = commit.writes
-            values = {"space": after.key, "checkpoint_id": name, "number": after.revision, "data": data}
-            self._sql.writes.write(cursor, [self._sql.writes.bind(values)])
+        key, sql = after.key, self._sql
+        values = [{"space": key, "channel": name, "position": at, "data": data} for name, at, data in commit.values]
+        sql.element.write(cursor, list(map(sql.element.bind, values)))
+        rows = [
+            {"space": key, "id": row.id, "parent": row.parent, "run_id": row.run_id, "record": row.record}
+            for row in commit.rows
+        ]
+        sql.checkpoint.write(cursor, list(map(sql.checkpoint.bind, rows)))
+        pending = [
+            {"space": key, "checkpoint_id": name, "number": at, "data": data} for name, at, data in commit.writes
+        ]
+        sql.writes.write(cursor, list(map(sql.writes.bind, pending)))
         return True
 
     def _commit(self, connection: sa.Connection, place: Place, commit: Commit) -> bool:
@@ -267,7 +270,7 @@ class SQLCheckpoints(SecureDeleteDatabase):
                 )
         return True
 
-    async def delete(self, thread_id: str) -> None:
+    def delete(self, thread_id: str) -> None:
         def delete(connection: sa.Connection) -> int:
             # The spaces first: another writer to one of them waits, and then finds it deleted.
             matching = sa.select(spaces.c.key).where(spaces.c.thread_id == thread_id)
@@ -280,9 +283,9 @@ class SQLCheckpoints(SecureDeleteDatabase):
                     connection.execute(sa.delete(table).where(table.c.space.in_(chunk)))
             return len(keys)
 
-        await self._erase(delete)
+        self._erase_here(delete)
 
-    async def copy(self, source: str, target: str) -> bool:
+    def copy(self, source: str, target: str) -> bool:
         def copy(connection: sa.Connection) -> bool:
             self._lock_user(connection, target)
             if connection.scalar(sa.select(spaces.c.key).where(spaces.c.thread_id == target).limit(1)) is not None:
@@ -300,11 +303,18 @@ class SQLCheckpoints(SecureDeleteDatabase):
                     )
             return True
 
-        return await self._write(copy)
+        return self._here(lambda: self._connected(self._engine, copy))
 
 
-def _is(place: Place) -> tuple[sa.ColumnElement[bool], ...]:
-    return spaces.c.thread_id == place[0], spaces.c.ns == place[1]
+def _of_checkpoint(id: sa.ColumnElement[Any], dialect: sa.Dialect) -> tuple[Statement, Statement]:
+    """Return what reads a space with its checkpoint of this id, and what reads the pending writes under the id."""
+    here = spaces.c.thread_id == sa.bindparam("thread_id"), spaces.c.ns == sa.bindparam("ns")
+    columns = (*(spaces.c[name] for name in ("key", "revision", "head", "state")), *list(checkpoints.c)[1:])
+    joined = spaces.outerjoin(checkpoints, (checkpoints.c.space == spaces.c.key) & (checkpoints.c.id == id))
+    own = spaces.join(writes, (writes.c.space == spaces.c.key) & (writes.c.checkpoint_id == id))
+    first = sa.select(*columns).select_from(joined).where(*here)
+    pending = sa.select(writes.c.data).select_from(own).where(*here).order_by(writes.c.number)
+    return Statement(first, dialect), Statement(pending, dialect)
 
 
 def _space(row: Any) -> Space:

@@ -39,6 +39,9 @@ WORTH_BYTES = 64
 ELEMENT_BYTES = 16
 """What a stored element takes beside its own bytes: its key, or its type."""
 
+SMALL_BYTES = 2048
+"""Data up to this size is compressed with a small window."""
+
 SHARED_WRITES = 8
 """Lists in pending writes refer to stored elements if they have at least this many elements."""
 
@@ -62,7 +65,9 @@ _WORDS = (
 def pack(value: Any) -> bytes:
     """Return plain data (numbers, texts, bytes, lists and dicts of them) as bytes, compressed if that is shorter."""
     data = ormsgpack.packb(value)
-    compressor = zlib.compressobj(6, zlib.DEFLATED, -15, zdict=_WORDS)
+    # A small window takes less memory, to get which takes longer than to compress. It must reach to the dictionary.
+    window, memory = (12, 5) if len(data) <= SMALL_BYTES else (15, 8)
+    compressor = zlib.compressobj(6, zlib.DEFLATED, -window, memory, zdict=_WORDS)
     shorter = compressor.compress(data) + compressor.flush()
     return _COMPRESSED + shorter if len(shorter) < len(data) else _PLAIN + data
 
@@ -147,15 +152,18 @@ class Known:
 
     def find(self, elements: Sequence[Typed], first: int) -> tuple[int, int]:
         """Return where most of the elements from `first` on stand, and how many; 0 if not even the first is known."""
-        places = [*self.starts, self.positions.get(elements[first], -1)]
-        return max(
-            ((place, self.run(place, elements, first)) for place in places), key=lambda place_and_run: place_and_run[1]
-        )
+        best, longest = -1, 0
+        for place in dict.fromkeys([*self.starts, self.positions.get(elements[first], -1)]):
+            if (run := self.run(place, elements, first)) > longest:
+                best, longest = place, run
+                if first + run == len(elements):
+                    break
+        return best, longest
 
     def run(self, position: int, elements: Sequence[Typed], first: int) -> int:
         """Return how many of the elements from `first` on stand at `position` and after it."""
-        count, elements_known = 0, self.elements
-        while first + count < len(elements) and elements_known.get(position + count) == elements[first + count]:
+        count, known_at, length = 0, self.elements.get, len(elements) - first
+        while count < length and known_at(position + count) == elements[first + count]:
             count += 1
         return count
 
@@ -207,7 +215,8 @@ def share(elements: Sequence[Typed], memory: Known | None, codec: Codec) -> Ref:
 
 def _is_worth(elements: Sequence[Typed]) -> bool:
     """Return whether a span over elements takes less than storing them again would."""
-    return sum(len(data) + ELEMENT_BYTES for _, data in elements) >= WORTH_BYTES
+    some = elements[: WORTH_BYTES // ELEMENT_BYTES]  # which are worth it whatever they are, if there are so many
+    return sum(len(data) + ELEMENT_BYTES for _, data in some) >= WORTH_BYTES
 
 
 def spans_of(ref: Ref) -> Iterator[tuple[int, int]]:

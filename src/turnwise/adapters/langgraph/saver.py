@@ -8,12 +8,12 @@ from functools import partial
 from itertools import islice
 from typing import Any, Self, cast
 
+from turnwise.adapters.langgraph.calls import Calls
 from turnwise.adapters.langgraph.checkpoints import Place, open_checkpoints
 from turnwise.adapters.langgraph.encoding import SHARED_WRITES, Codec, Typed, is_divided, value_of
 from turnwise.adapters.langgraph.threads import GraphThreads, Put, Stored, Write, claim_of
 from turnwise.adapters.version_checks import framework
 from turnwise.errors import ConfigError, ThreadExistsError, ThreadNotFoundError
-from turnwise.memory.stores.loop_thread import LoopThread
 from turnwise.memory.stores.urls import redact, resolve_own_url
 from turnwise.memory.values.ids import check_id, check_names
 
@@ -89,7 +89,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
         self._threads = GraphThreads(open_checkpoints(url))
         # Resolved here, so that a relative path means the same file where a pickle is loaded.
         self._url, self._serde = resolve_own_url(url), serde
-        self._loop = LoopThread(redact(url))
+        self._calls = Calls(redact(url))
 
     def __repr__(self) -> str:
         return f"TurnwiseSaver({redact(self._url)!r})"
@@ -109,11 +109,11 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
 
     def close(self) -> None:
         """Close connections and files. Closing twice is fine; any other call afterwards raises StoreClosedError."""
-        self._loop.close_and_wait(self._threads.close)
+        self._calls.close_and_wait(self._threads.close)
 
     async def aclose(self) -> None:
         """Close connections and files. Closing twice is fine; any other call afterwards raises StoreClosedError."""
-        await self._loop.close(self._threads.close)
+        await self._calls.close(self._threads.close)
 
     def __enter__(self) -> Self:
         return self
@@ -138,7 +138,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
         """
         where, name = _place(config), get_checkpoint_id(config)
         codec = Codec(self.serde)
-        stored = self._loop.wait(lambda: self._threads.load(where, name, codec))
+        stored = self._calls.here(lambda: self._threads.load(where, name, codec))
         return _tuple(stored, codec) if stored else None
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
@@ -150,7 +150,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
         """
         where, name = _place(config), get_checkpoint_id(config)
         codec = Codec(self.serde)
-        stored = await self._loop.run(lambda: self._threads.load(where, name, codec))
+        stored = await self._calls.elsewhere(lambda: self._threads.load(where, name, codec))
         return _tuple(stored, codec) if stored else None
 
     def list(
@@ -171,9 +171,9 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
         """
         codec, wanted = Codec(self.serde), _Wanted(config, filter, before, limit)
         while wanted.more:  # `chosen` sets `more` and `before` when all of a page has been read
-            page, last = self._loop.wait(lambda: self._threads.page(*wanted.place, before=wanted.before, codec=codec))
+            page, last = self._calls.here(lambda: self._threads.page(*wanted.place, before=wanted.before, codec=codec))
             for part in _parts(wanted.chosen(page, last)):
-                for full in self._loop.wait(partial(self._threads.filled, part, codec)):
+                for full in self._calls.here(partial(self._threads.filled, part, codec)):
                     yield _tuple(full, codec)
 
     async def alist(
@@ -194,11 +194,11 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
         """
         codec, wanted = Codec(self.serde), _Wanted(config, filter, before, limit)
         while wanted.more:  # `chosen` sets `more` and `before` when all of a page has been read
-            page, last = await self._loop.run(
+            page, last = await self._calls.elsewhere(
                 lambda: self._threads.page(*wanted.place, before=wanted.before, codec=codec)
             )
             for part in _parts(wanted.chosen(page, last)):
-                for full in await self._loop.run(partial(self._threads.filled, part, codec)):
+                for full in await self._calls.elsewhere(partial(self._threads.filled, part, codec)):
                     yield _tuple(full, codec)
 
     def get_delta_channel_history(
@@ -209,7 +209,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
         For each channel, back to the nearest ancestor that stores its value.
         """
         where, name, codec = _place(config), get_checkpoint_id(config), Codec(self.serde)
-        return _history(self._loop.wait(lambda: self._threads.history(where, name, channels, codec)), channels, codec)
+        return _history(self._calls.here(lambda: self._threads.history(where, name, channels, codec)), channels, codec)
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -220,7 +220,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
         """
         where, name, codec = _place(config), get_checkpoint_id(config), Codec(self.serde)
         return _history(
-            await self._loop.run(lambda: self._threads.history(where, name, channels, codec)), channels, codec
+            await self._calls.elsewhere(lambda: self._threads.history(where, name, channels, codec)), channels, codec
         )
 
     # Writing
@@ -242,7 +242,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
             InvalidInputError: the config names no thread, or a name is one that stores cannot keep; nothing was stored.
         """
         where, put, codec = self._prepared_put(config, checkpoint, metadata, new_versions)
-        self._loop.wait(lambda: self._threads.put(where, put, codec))
+        self._calls.here(lambda: self._threads.put(where, put, codec))
         return _config(where, put.id, put.claim)
 
     async def aput(
@@ -262,7 +262,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
             InvalidInputError: the config names no thread, or a name is one that stores cannot keep; nothing was stored.
         """
         where, put, codec = self._prepared_put(config, checkpoint, metadata, new_versions)
-        await self._loop.run(lambda: self._threads.put(where, put, codec))
+        await self._calls.elsewhere(lambda: self._threads.put(where, put, codec))
         return _config(where, put.id, put.claim)
 
     def put_writes(
@@ -279,7 +279,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
         """
         where, name, rows, codec = self._prepared_writes(config, writes)
         task, claim = (task_id, task_path), _claim(config)
-        self._loop.wait(lambda: self._threads.put_writes((where, name), claim, task, rows, codec))
+        self._calls.here(lambda: self._threads.put_writes((where, name), claim, task, rows, codec))
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
@@ -295,7 +295,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
         """
         where, name, rows, codec = self._prepared_writes(config, writes)
         task, claim = (task_id, task_path), _claim(config)
-        await self._loop.run(lambda: self._threads.put_writes((where, name), claim, task, rows, codec))
+        await self._calls.elsewhere(lambda: self._threads.put_writes((where, name), claim, task, rows, codec))
 
     def get_next_version(self, current: str | None, channel: None) -> str:
         """Return the version of a channel after this one. Versions of two branches differ."""
@@ -306,11 +306,11 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete a thread with all namespaces, if there is one, in one transaction. Blocks."""
-        self._loop.wait(lambda: self._threads.delete(str(thread_id)))
+        self._calls.here(lambda: self._threads.delete(str(thread_id)))
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete a thread with all namespaces, if there is one, in one transaction."""
-        await self._loop.run(lambda: self._threads.delete(str(thread_id)))
+        await self._calls.elsewhere(lambda: self._threads.delete(str(thread_id)))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints of runs, with their pending writes. One transaction for each namespace. Blocks.
@@ -320,7 +320,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
         Raises:
             CheckpointInUseError: a `DeltaChannel` of another checkpoint is rebuilt from one of them.
         """
-        self._loop.wait(lambda: self._threads.delete_runs(set(run_ids), Codec(self.serde)))
+        self._calls.here(lambda: self._threads.delete_runs(set(run_ids), Codec(self.serde)))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints of runs, with their pending writes. One transaction for each namespace.
@@ -330,7 +330,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
         Raises:
             CheckpointInUseError: a `DeltaChannel` of another checkpoint is rebuilt from one of them.
         """
-        await self._loop.run(lambda: self._threads.delete_runs(set(run_ids), Codec(self.serde)))
+        await self._calls.elsewhere(lambda: self._threads.delete_runs(set(run_ids), Codec(self.serde)))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a thread, as it is at one moment, in one transaction. Blocks.
@@ -339,7 +339,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
             ThreadNotFoundError: there is no such thread.
             ThreadExistsError: the target exists; nothing was copied.
         """
-        self._loop.wait(lambda: self._copy(str(source_thread_id), str(target_thread_id)))
+        self._calls.here(lambda: self._copy(str(source_thread_id), str(target_thread_id)))
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a thread, as it is at one moment, in one transaction.
@@ -348,7 +348,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
             ThreadNotFoundError: there is no such thread.
             ThreadExistsError: the target exists; nothing was copied.
         """
-        await self._loop.run(lambda: self._copy(str(source_thread_id), str(target_thread_id)))
+        await self._calls.elsewhere(lambda: self._copy(str(source_thread_id), str(target_thread_id)))
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Delete checkpoints of threads. Threads that do not exist are passed over. Blocks.
@@ -361,7 +361,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
         Raises:
             ConfigError: the strategy is another one.
         """
-        self._loop.wait(lambda: self._prune(thread_ids, strategy))
+        self._calls.here(lambda: self._prune(thread_ids, strategy))
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Delete checkpoints of threads. Threads that do not exist are passed over.
@@ -374,25 +374,25 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
         Raises:
             ConfigError: the strategy is another one.
         """
-        await self._loop.run(lambda: self._prune(thread_ids, strategy))
+        await self._calls.elsewhere(lambda: self._prune(thread_ids, strategy))
 
-    async def _copy(self, source: str, target: str) -> None:
-        is_copied, free = await self._threads.copy(source, check_id("thread", target))
+    def _copy(self, source: str, target: str) -> None:
+        is_copied, free = self._threads.copy(source, check_id("thread", target))
         if not is_copied:
             raise ThreadNotFoundError(source)
         if not free:
             raise ThreadExistsError(target)
 
-    async def _prune(self, thread_ids: Sequence[str], strategy: str) -> None:
+    def _prune(self, thread_ids: Sequence[str], strategy: str) -> None:
         if strategy not in ("keep_latest", "delete"):
             raise ConfigError("strategy", strategy, "must be 'keep_latest' or 'delete'")
         for thread_id in map(str, thread_ids):
             if strategy == "delete":
-                await self._threads.delete(thread_id)
+                self._threads.delete(thread_id)
             else:
-                await self._threads.keep_latest(thread_id, Codec(self.serde))
+                self._threads.keep_latest(thread_id, Codec(self.serde))
 
-    # Serialising, in the caller's thread
+    # Serialising, in the caller's thread, where values may still change
 
     def _prepared_put(
         self,

@@ -1,15 +1,15 @@
 """`GraphThreads`: LangGraph's threads in a store, with the decision who may write to them.
 
-Callers serialise values in their own threads, where these may still change. All that is here runs on one event loop.
+All that is here blocks, and may be called from any threads.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import secrets
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakValueDictionary
@@ -128,76 +128,103 @@ class _Memory:
             }
 
 
+_Make = Callable[[_Memory | None, bool], Commit]
+
+
+@dataclass(slots=True, eq=False)
+class _Change:
+    """A change of a space. It is made by the thread that asks for it, or by one whose change came before."""
+
+    make: _Make
+    learn: Callable[[_Memory], None]
+    is_done: bool = False
+    error: BaseException | None = None
+
+
+class _Line:
+    """The changes of a space that wait, and the lock of who makes them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.waiting: deque[_Change] = deque()
+
+
 class GraphThreads:
-    """The threads in a store. Changes of one space in this process wait for each other."""
+    """The threads in a store, for callers in any threads. Changes of one space in this process wait for each other.
+
+    What is known of a space changes only while it is taken out of `_memories`, under the space's lock.
+    """
 
     def __init__(self, store: CheckpointStore) -> None:
         self._store = store
         self._memories: OrderedDict[Place, _Memory] = OrderedDict()
-        self._locks: WeakValueDictionary[Place, asyncio.Lock] = WeakValueDictionary()
+        self._lines: WeakValueDictionary[Place, _Line] = WeakValueDictionary()
+        self._guard = threading.Lock()
+        """Held briefly, for the two above."""
 
     async def close(self) -> None:
         await self._store.close()
 
     # Reading
 
-    async def load(self, where: Place, id: str | None, codec: Codec) -> Stored | None:
+    def load(self, where: Place, id: str | None, codec: Codec) -> Stored | None:
         """Return a checkpoint with its values and pending writes; the latest if the id is None."""
         while True:
-            if not (read := await self._store.read(where, id)):
-                self._memories.pop(where, None)  # a run that reads that the thread was deleted may begin it anew
+            known = self._known(where)
+            if not (read := self._store.read(where, id)):
+                self._forget(where, known)  # a run that reads that the thread was deleted may begin it anew
                 return None
             space, row, writes = read
             if row is None:
                 return None
             stored = replace(describe(where, space, row, codec), writes=_merged(row.id, writes))
-            if full := await self._with_elements(stored, codec):
+            if full := self._with_elements(stored, codec):
                 self._learn(full)
                 return full
-            again = await self._store.read(where, id)
+            again = self._store.read(where, id)
             if again and again[0].revision == space.revision:
                 raise CorruptRecordError(f"checkpoint {row.id!r} of thread {where[0]!r}", "elements are missing")
 
-    async def page(
+    def page(
         self, thread_id: str | None, ns: str | None, *, before: str | None, codec: Codec
     ) -> tuple[list[Stored], str | None]:
         """Return checkpoints by id, newest first, without values and pending writes; and where the next page begins."""
-        rows = await self._store.page(thread_id, ns, before=before, limit=_PAGE)
+        rows = self._store.page(thread_id, ns, before=before, limit=_PAGE)
         checkpoints = [describe(where, space, row, codec) for where, space, row in rows]
         return checkpoints, rows[-1][2].id if len(rows) >= _PAGE else None
 
-    async def filled(self, part: Sequence[Stored], codec: Codec) -> list[Stored]:
+    def filled(self, part: Sequence[Stored], codec: Codec) -> list[Stored]:
         """Return checkpoints with their values and pending writes, without those that were deleted meanwhile."""
         by_space: dict[int, list[Stored]] = {}
         for stored in part:
             by_space.setdefault(stored.space.key, []).append(stored)
         filled: dict[tuple[int, str], Stored] = {}
         for key, chosen in by_space.items():
-            writes = await self._store.writes(key, [stored.row.id for stored in chosen])
+            writes = self._store.writes(key, [stored.row.id for stored in chosen])
             here = [
                 replace(checkpoint, writes=_merged(checkpoint.row.id, writes.get(checkpoint.row.id, ())))
                 for checkpoint in chosen
             ]
             ranges = ranges_of(ref for checkpoint in here for ref in _refs(checkpoint))
-            elements = await self._elements(here[0], ranges, codec)
+            elements = self._elements(here[0], ranges, codec)
             for checkpoint in here:
                 own = ranges_of(_refs(checkpoint)).items()
                 needed = [(channel, index) for channel, spans in own for span in spans for index in range(*span)]
                 if all(place in elements for place in needed):
                     full: Stored | None = replace(checkpoint, elements=elements)
                 else:
-                    full = await self.load(checkpoint.place, checkpoint.row.id, codec)
+                    full = self.load(checkpoint.place, checkpoint.row.id, codec)
                 if full:
                     filled[key, checkpoint.row.id] = full
         named = ((stored.space.key, stored.row.id) for stored in part)
         return [filled[name] for name in named if name in filled]
 
-    async def history(self, where: Place, id: str | None, channels: Collection[str], codec: Codec) -> list[Stored]:
+    def history(self, where: Place, id: str | None, channels: Collection[str], codec: Codec) -> list[Stored]:
         """Return the ancestors of a checkpoint, newest first, back to where each channel has a value.
 
         With the values of these channels only.
         """
-        if not (read := await self._store.read(where, id)):
+        if not (read := self._store.read(where, id)):
             return []
         space, row, _ = read
         if row is None:
@@ -206,10 +233,10 @@ class GraphThreads:
         missing, rows = set(channels), dict[str, Row]()
         while missing and row.parent:
             if row.parent not in rows:
-                after = await self._store.page(*where, before=row.id, limit=_PAGE)
+                after = self._store.page(*where, before=row.id, limit=_PAGE)
                 rows = {row_after.id: row_after for _, _, row_after in after}
             if row.parent not in rows:  # its id is larger: clocks of machines differ
-                if not (read := await self._store.read(where, row.parent)) or not read[1]:
+                if not (read := self._store.read(where, row.parent)) or not read[1]:
                     break
                 rows[row.parent] = read[1]
             row = rows[row.parent]
@@ -218,7 +245,7 @@ class GraphThreads:
         filled = []
         for first in range(0, len(chain), _PAGE):
             part = chain[first : first + _PAGE]
-            writes = await self._store.writes(space.key, [checkpoint.row.id for checkpoint in part])
+            writes = self._store.writes(space.key, [checkpoint.row.id for checkpoint in part])
             for checkpoint in part:
                 own = [
                     write
@@ -226,25 +253,25 @@ class GraphThreads:
                     if write.channel in channels
                 ]
                 refs = {channel: ref for channel, ref in checkpoint.refs.items() if channel in channels}
-                if not (full := await self._with_elements(replace(checkpoint, writes=own, refs=refs), codec)):
+                if not (full := self._with_elements(replace(checkpoint, writes=own, refs=refs), codec)):
                     raise CorruptRecordError(
                         f"checkpoint {checkpoint.row.id!r} of {where[0]!r}", "elements are missing"
                     )
                 filled.append(full)
         return filled
 
-    async def _with_elements(self, stored: Stored, codec: Codec) -> Stored | None:
+    def _with_elements(self, stored: Stored, codec: Codec) -> Stored | None:
         """Return it with its elements; None if one is missing."""
         ranges = ranges_of(_refs(stored))
         if not ranges:
             return stored
-        elements = await self._elements(stored, ranges, codec)
+        elements = self._elements(stored, ranges, codec)
         count = sum(end - start for spans in ranges.values() for start, end in spans)
         return replace(stored, elements=elements) if len(elements) == count else None
 
-    async def _elements(self, stored: Stored, ranges: Ranges, codec: Codec) -> dict[tuple[str, int], Typed]:
+    def _elements(self, stored: Stored, ranges: Ranges, codec: Codec) -> dict[tuple[str, int], Typed]:
         """Return the elements in these ranges. Those that this process knows are not read again."""
-        memory = self._memories.get(stored.place)
+        memory = self._known(stored.place)
         # Another revision may be that of a store that was restored, with other elements at these positions.
         channels = memory.channels if memory and memory.space == stored.space else {}
         elements: dict[tuple[str, int], Typed] = {}
@@ -258,15 +285,15 @@ class GraphThreads:
                     last[-1] = last[-1][0], index + 1
                 else:
                     last.append((index, index + 1))
-        return elements | await self._stored(stored.space.key, missing, codec) if missing else elements
+        return elements | self._stored(stored.space.key, missing, codec) if missing else elements
 
-    async def _stored(self, key: int, ranges: Ranges, codec: Codec) -> dict[tuple[str, int], Typed]:
-        data_by_place = await self._store.values(key, ranges)
+    def _stored(self, key: int, ranges: Ranges, codec: Codec) -> dict[tuple[str, int], Typed]:
+        data_by_place = self._store.values(key, ranges)
         return {place: codec.unseal(*unpack(f"element {place}", data)) for place, data in data_by_place.items()}
 
     # Writing
 
-    async def put(self, where: Place, put: Put, codec: Codec) -> None:
+    def put(self, where: Place, put: Put, codec: Codec) -> None:
         """Store a checkpoint.
 
         Raises:
@@ -275,24 +302,24 @@ class GraphThreads:
         """
         refs: dict[str, Ref] = {}
 
-        async def make(memory: _Memory | None, _: bool) -> Commit:
+        def make(memory: _Memory | None, _: bool) -> Commit:
             nonlocal refs
             space = memory.space if memory else None
             if _is_outdated(where, space, put.claim):
                 raise CheckpointNotFoundError(*where, put.parent or put.id)
-            await self._check_put(where, space, put)
-            refs, values, ends = await self._placed(where, memory, put, codec)
+            self._check_put(where, space, put)
+            refs, values, ends = self._placed(where, memory, put, codec)
             record = pack([*codec.seal(put.header), *codec.seal(put.metadata), refs])
             return Commit(
                 before=space,
                 after=_after(space, put.claim, head=put.id, ends=ends),
-                row=Row(put.id, put.parent, put.run_id, record),
+                rows=[Row(put.id, put.parent, put.run_id, record)],
                 values=[(channel, index, pack(codec.seal(typed))) for channel, index, typed in values],
             )
 
-        (await self._change(where, make)).remember(put.id, put.versions, refs)
+        self._change(where, make, lambda memory: memory.remember(put.id, put.versions, refs))
 
-    async def put_writes(
+    def put_writes(
         self,
         place_and_id: tuple[Place, str],
         claim: str | None,
@@ -309,7 +336,7 @@ class GraphThreads:
         """
         where, name = place_and_id
 
-        async def make(memory: _Memory | None, was_deleted: bool) -> Commit:
+        def make(memory: _Memory | None, was_deleted: bool) -> Commit:
             space = memory.space if memory else None
             is_claimed = space is not None and _is_of(space, claim)
             if (was_deleted and not is_claimed) or _is_outdated(where, space, claim):
@@ -327,43 +354,78 @@ class GraphThreads:
                 ]
                 for number, channel, value in writes
             ]
-            return Commit(before=space, after=_after(space, claim), writes=(name, pack([*task, rows])))
+            after = _after(space, claim)
+            return Commit(before=space, after=after, writes=[(name, after.revision, pack([*task, rows]))])
 
-        await self._change(where, make)
+        self._change(where, make)
 
-    async def _change(
-        self, where: Place, make: Callable[[_Memory | None, bool], Coroutine[Any, Any, Commit]]
-    ) -> _Memory:
+    def _change(self, where: Place, make: _Make, learn: Callable[[_Memory], None] = lambda _: None) -> None:
         """Make a commit from what is known of the space, and store it; again if another process was faster.
 
-        `make` is also told whether the space that this process knew was deleted.
+        Changes that wait for another one of their space are then stored together, in one transaction.
 
-        Returns:
-            What is known of the space then.
+        Args:
+            where: the space.
+            make: is also told whether the space that this process knew was deleted.
+            learn: adds to what is known of the space then.
         """
-        async with self._locks.setdefault(where, asyncio.Lock()):
-            before = remembered.space if (remembered := self._memories.get(where)) else None
-            while True:
-                memory = self._memories.pop(where, None)  # comes back only after a commit
-                is_remembered = memory is not None
-                if memory is None and (read := await self._store.read(where, None)):
-                    memory = _Memory(read[0])
-                was_deleted = before is not None and (memory is None or memory.space.key != before.key)
-                try:
-                    commit = await make(memory, was_deleted)
-                except (CheckpointFencedError, CheckpointNotFoundError):
-                    if is_remembered:
-                        continue  # it may be outdated
-                    if before and was_deleted:
-                        self._cache(where, _Memory(before))  # so that the next of these calls is refused as well
-                    raise
-                if await self._store.commit(where, commit):
-                    memory = memory or _Memory(commit.after)
-                    memory.space = commit.after
-                    self._cache(where, memory)
-                    return memory
+        change, line = _Change(make, learn), self._line_of(where)
+        line.waiting.append(change)
+        with line.lock:
+            if not change.is_done:
+                self._store_all(where, [line.waiting.popleft() for _ in range(len(line.waiting))])
+        if change.error:
+            raise change.error
 
-    async def _check_put(self, where: Place, space: Space | None, put: Put) -> None:
+    def _store_all(self, where: Place, changes: Sequence[_Change]) -> None:
+        """Store changes, in order, and note which of them failed."""
+        try:
+            self._try_all(where, list(changes))
+        except BaseException as error:  # noqa: BLE001 - each caller raises it
+            for change in changes:
+                change.error = change.error or error
+        finally:
+            for change in changes:
+                change.is_done = True
+
+    def _try_all(self, where: Place, changes: list[_Change]) -> None:
+        known = self._known(where)
+        first = known.space if known else None
+        while changes:
+            memory = self._take(where)  # comes back only after a commit
+            is_remembered = memory is not None
+            if memory is None and (read := self._store.read(where, None)):
+                memory = _Memory(read[0])
+            before, commits = first, list[Commit]()
+            for change in changes:
+                was_deleted = before is not None and (memory is None or memory.space.key != before.key)
+                change.error = None
+                try:
+                    commit = change.make(memory, was_deleted)
+                except (CheckpointFencedError, CheckpointNotFoundError) as error:
+                    if is_remembered:
+                        break  # it may be outdated
+                    change.error = error
+                    continue
+                except Exception as error:  # noqa: BLE001 - its caller raises it
+                    change.error = error
+                    changes.remove(change)
+                    break
+                before = commit.after
+                memory = memory or _Memory(before)
+                memory.space = before
+                change.learn(memory)
+                commits.append(commit)
+            else:
+                if not commits and first and (memory is None or memory.space.key != first.key):
+                    self._cache(where, _Memory(first))  # so that the next of these calls is refused as well
+                if not commits:
+                    return
+                if memory and self._store.commit(where, _joined(commits)):
+                    self._cache(where, memory)
+                    return
+
+    def _check_put(self, where: Place, space: Space | None, put: Put) -> None:
         """Check that a put is one of those that `TurnwiseSaver` allows."""
         if space and _is_of(space, put.claim):
             if not _holds(space, put.claim):
@@ -378,15 +440,15 @@ class GraphThreads:
                 return
         elif space.writer is None and head == put.parent:
             return
-        if put.parent and not ((read := await self._store.read(where, put.parent)) and read[1]):
+        if put.parent and not ((read := self._store.read(where, put.parent)) and read[1]):
             raise CheckpointNotFoundError(*where, put.parent)
         raise CheckpointFencedError(*where, put.parent, head)
 
-    async def _placed(
+    def _placed(
         self, where: Place, memory: _Memory | None, put: Put, codec: Codec
     ) -> tuple[dict[str, Ref], list[tuple[str, int, Typed]], dict[str, int]]:
         """Return the references of all channels, the new elements, and where each channel ends then."""
-        versions, before = await self._parent(where, memory, put.parent, codec)
+        versions, before = self._parent(where, memory, put.parent, codec)
         ends = dict(memory.space.ends) if memory else {}
         refs: dict[str, Ref] = {}
         values: list[tuple[str, int, Typed]] = []
@@ -403,7 +465,7 @@ class GraphThreads:
             if isinstance(dumped, tuple) and len(dumped[1]) <= INLINE_BYTES:
                 refs[channel] = [INLINE, *codec.seal(dumped)]
                 continue
-            channel_known = await self._channel_elements(memory, channel, before.get(channel), codec)
+            channel_known = self._channel_elements(memory, channel, before.get(channel), codec)
             elements = dumped if isinstance(dumped, list) else [dumped]
             spans, new = arranged(elements, channel_known, ends.get(channel, 0))
             refs[channel] = [LIST, *spans] if isinstance(dumped, list) else [VALUE, spans[0]]
@@ -412,78 +474,104 @@ class GraphThreads:
                 ends[channel] = new[-1][0] + 1
         return refs, values, ends
 
-    async def _parent(
+    def _parent(
         self, where: Place, memory: _Memory | None, id: str | None, codec: Codec
     ) -> tuple[Mapping[str, Any], Mapping[str, Ref]]:
         """Return the versions and references of a parent's channels."""
         if memory is None or id is None:
             return {}, {}
         if id not in memory.checkpoints:
-            if not (read := await self._store.read(where, id)) or not read[1]:
+            if not (read := self._store.read(where, id)) or not read[1]:
                 return {}, {}
             stored = describe(where, read[0], read[1], codec)
             memory.remember(id, stored.header["channel_versions"], stored.refs)
         return memory.checkpoints[id]
 
-    async def _channel_elements(self, memory: _Memory | None, channel: str, before: Ref | None, codec: Codec) -> Known:
+    def _channel_elements(self, memory: _Memory | None, channel: str, before: Ref | None, codec: Codec) -> Known:
         """Return what is known of a channel's elements; if nothing is, after reading those of the parent."""
         if memory is None:
             return Known()
         if channel not in memory.channels:
             channel_known = memory.channels[channel] = Known()
             if before and (ranges := ranges_of([(channel, before)])):
-                for (_, index), typed in (await self._stored(memory.space.key, ranges, codec)).items():
+                for (_, index), typed in (self._stored(memory.space.key, ranges, codec)).items():
                     channel_known.learn(index, typed)
                 channel_known.starts = [start for start, _ in spans_of(before)]
         return memory.channels[channel]
 
     def _learn(self, stored: Stored) -> None:
         """Remember what a caller, who will probably continue it, has read."""
-        if (lock := self._locks.get(stored.place)) and lock.locked():
+        line = self._line_of(stored.place)
+        if not line.lock.acquire(blocking=False):
             return  # a change is under way, which knows the space better
-        memory, space = self._memories.get(stored.place), stored.space
-        if memory is None or memory.space != space:
-            if memory and memory.space.key == space.key and memory.space.revision > space.revision:
-                return  # a change has been made since it was read
-            memory = _Memory(space)
-        for (channel, index), typed in stored.elements.items():
-            channel_known = memory.channels.setdefault(channel, Known())
-            if index not in channel_known.elements:
-                channel_known.learn(index, typed)
-        for channel, ref in stored.refs.items():
-            if channel in memory.channels:
-                memory.channels[channel].starts = [start for start, _ in spans_of(ref)]
-        memory.remember(stored.row.id, stored.header["channel_versions"], stored.refs)
-        self._cache(stored.place, memory)
+        try:
+            memory, space = self._known(stored.place), stored.space
+            if memory is None or memory.space != space:
+                if memory and memory.space.key == space.key and memory.space.revision > space.revision:
+                    return  # a change has been made since it was read
+                memory = _Memory(space)
+            self._take(stored.place)
+            for (channel, index), typed in stored.elements.items():
+                channel_known = memory.channels.setdefault(channel, Known())
+                if index not in channel_known.elements:
+                    channel_known.learn(index, typed)
+            for channel, ref in stored.refs.items():
+                if channel in memory.channels:
+                    memory.channels[channel].starts = [start for start, _ in spans_of(ref)]
+            memory.remember(stored.row.id, stored.header["channel_versions"], stored.refs)
+            self._cache(stored.place, memory)
+        finally:
+            line.lock.release()
+
+    def _line_of(self, where: Place) -> _Line:
+        with self._guard:
+            return self._lines.setdefault(where, _Line())
+
+    def _known(self, where: Place) -> _Memory | None:
+        """Return what is known of a space. It must not be changed."""
+        with self._guard:
+            return self._memories.get(where)
+
+    def _take(self, where: Place) -> _Memory | None:
+        """Take out what is known of a space, to change it."""
+        with self._guard:
+            return self._memories.pop(where, None)
+
+    def _forget(self, where: Place, known: _Memory | None) -> None:
+        """Forget what was known of a space, unless something else is known of it now."""
+        with self._guard:
+            if self._memories.get(where) is known:
+                self._memories.pop(where, None)
 
     def _cache(self, where: Place, memory: _Memory) -> None:
-        self._memories[where] = memory
-        self._memories.move_to_end(where)
-        bytes_left = sum(memory.size for memory in self._memories.values())
-        while len(self._memories) > _PLACES or (bytes_left > _REMEMBERED_BYTES and len(self._memories) > 1):
-            bytes_left -= self._memories.popitem(last=False)[1].size
+        with self._guard:
+            self._memories[where] = memory
+            self._memories.move_to_end(where)
+            bytes_left = sum(memory.size for memory in self._memories.values())
+            while len(self._memories) > _PLACES or (bytes_left > _REMEMBERED_BYTES and len(self._memories) > 1):
+                bytes_left -= self._memories.popitem(last=False)[1].size
 
     # Deleting and copying
 
-    async def delete(self, thread_id: str) -> None:
+    def delete(self, thread_id: str) -> None:
         """Delete a thread, if there is one."""
-        await self._store.delete(thread_id)
+        self._store.delete(thread_id)
 
-    async def copy(self, source: str, target: str) -> tuple[bool, bool]:
+    def copy(self, source: str, target: str) -> tuple[bool, bool]:
         """Copy a thread; return whether there is a source, and whether the target was free."""
-        return bool(await self._store.spaces(source)), await self._store.copy(source, target)
+        return bool(self._store.spaces(source)), self._store.copy(source, target)
 
-    async def keep_latest(self, thread_id: str, codec: Codec) -> None:
+    def keep_latest(self, thread_id: str, codec: Codec) -> None:
         """Delete all checkpoints of a thread but the latest of each namespace, and those that it is rebuilt from."""
 
         def keep(all_: Mapping[str, Stored], space: Space) -> set[str]:
             head = all_.get(space.head or "")
             return {head.row.id, *_needed(head, all_)} if head else set()
 
-        for where, _ in await self._store.spaces(thread_id):
-            await self._remove(where, keep, codec)
+        for where, _ in self._store.spaces(thread_id):
+            self._remove(where, keep, codec)
 
-    async def delete_runs(self, run_ids: Collection[str], codec: Codec) -> None:
+    def delete_runs(self, run_ids: Collection[str], codec: Codec) -> None:
         """Delete the checkpoints of these runs.
 
         Raises:
@@ -499,22 +587,21 @@ class GraphThreads:
                         raise CheckpointInUseError(ancestor.place[0], needed, ancestor.row.run_id, name)
             return needed_ids
 
-        for where in await self._store.with_runs([*run_ids]):
-            await self._remove(where, keep, codec)
+        for where in self._store.with_runs([*run_ids]):
+            self._remove(where, keep, codec)
 
-    async def _remove(
-        self, where: Place, keep: Callable[[Mapping[str, Stored], Space], set[str]], codec: Codec
-    ) -> None:
+    def _remove(self, where: Place, keep: Callable[[Mapping[str, Stored], Space], set[str]], codec: Codec) -> None:
         """Delete all checkpoints of a space but those that `keep` returns, and the elements that nothing refers to.
 
         Pending writes of a checkpoint that is not stored yet stay, with the elements that they share.
         """
-        async with self._locks.setdefault(where, asyncio.Lock()):
-            self._memories.pop(where, None)
-            while read := await self._store.read(where, None):
+        line = self._line_of(where)
+        with line.lock:
+            self._take(where)
+            while read := self._store.read(where, None):
                 space, all_, before = read[0], dict[str, Stored](), None
                 while True:
-                    part, before = await self.page(*where, before=before, codec=codec)
+                    part, before = self.page(*where, before=before, codec=codec)
                     all_ |= {stored.row.id: stored for stored in part}
                     if before is None:
                         break
@@ -522,17 +609,15 @@ class GraphThreads:
                 if not (removed := [*(all_.keys() - kept_ids)]):
                     return
                 refs = [item for name in kept_ids for item in all_[name].refs.items()]
-                kept_writes = await self._store.writes(space.key, [*kept_ids])
-                kept_writes |= await self._store.early_writes(space.key)
+                kept_writes = self._store.writes(space.key, [*kept_ids])
+                kept_writes |= self._store.early_writes(space.key)
                 for name, writes in kept_writes.items():
                     refs += [(write.channel, write.ref) for write in _merged(name, writes)]
                 revision = _next(space.revision)
                 head = space.head if space.head in kept_ids else max(kept_ids, default=None)
                 after = replace(space, revision=revision, pruned=revision, head=head)
                 unused = _without(ranges_of(refs), space.ends)
-                if await self._store.commit(
-                    where, Commit(before=space, after=after, removed=removed, removed_values=unused)
-                ):
+                if self._store.commit(where, Commit(before=space, after=after, removed=removed, removed_values=unused)):
                     return
 
 
@@ -583,6 +668,17 @@ def _after(
         head=head or before.head,
         writer=claim if _is_of(before, claim) else None,
         ends=before.ends if ends is None else ends,
+    )
+
+
+def _joined(commits: Sequence[Commit]) -> Commit:
+    """Return one commit that does what these do, each of which follows the one before it."""
+    return Commit(
+        before=commits[0].before,
+        after=commits[-1].after,
+        rows=[row for commit in commits for row in commit.rows],
+        values=[value for commit in commits for value in commit.values],
+        writes=[write for commit in commits for write in commit.writes],
     )
 
 

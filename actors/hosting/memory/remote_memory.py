@@ -11,7 +11,7 @@ from typing import Any, Unpack, cast
 
 from turnwise.actors.hosting.runtime import MemoryProcess
 from turnwise.actors.hosting.wire import GaveUp, Refused
-from turnwise.actors.hosting.wire_version import packed, unpacked
+from turnwise.actors.hosting.wire_version import packed, unpacked_answer
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, LongTermMemoryError
@@ -182,7 +182,7 @@ class RemoteMemory:
         until = (waits_s,) if verb in _GIVEN_UP else ()
         request = packed((verb, args, kwargs, *until))
         try:
-            answer, spent = unpacked(await self._bounded(request, waits_s, is_recall))
+            answer, spent = unpacked_answer(await self._bounded(request, waits_s, is_recall))
             for usage, model in spent:
                 bill_model_usage(usage, model)
             if isinstance(answer, GaveUp):  # a busy caller may notice the end of its own time last

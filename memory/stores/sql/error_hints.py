@@ -20,7 +20,10 @@ _OF_SQLITE = {
     sqlite3.SQLITE_NOTADB: _FILE,
     sqlite3.SQLITE_TOOBIG: "it is too large for a row of the database: make it shorter",
 }
-_READ_ONLY = "it is read-only (a standby, or default_transaction_read_only is set): write to the primary"
+_READ_ONLY = (
+    "this server is a read-only standby, or default_transaction_read_only is set: write to the primary, by its URL or"
+    " by one that names all servers and ?target_session_attrs=read-write"
+)
 _OF_POSTGRES_CLASS = {
     "08": _UNREACHED,
     "22": "the database does not take such a value: leave out null characters, and keep numbers within 64 bits",
@@ -39,6 +42,7 @@ NO_ROOM = (
 )
 """The remedy where a server allows no more connections."""
 _OF_CONNECTING = {
+    "session is read-only": "25006",
     "authentication failed": "28",
     "no pg_hba.conf entry": "28",
     "does not exist": "3D",

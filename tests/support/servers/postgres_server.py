@@ -43,6 +43,7 @@ class PostgresServer:
             self._data.chmod(0o700)
             options = ("-D", str(self._data), "-d", primary.address.format(""), "-R", "-c", "fast", "--no-sync")
             self._run("pg_basebackup", *options)
+            (self._data / ".s.PGSQL.5432.lock").unlink()  # of the primary's socket, which is in its folder, too
         self._server.ensure_pgdata_inited()
         self.address: str = f"postgresql://postgres@/{{}}?host={self._data}"
         """Its URL, with `{}` for the name of a database."""

@@ -1,4 +1,4 @@
-"""A PostgreSQL with a standby, which follows it by its stream: commands read there, and programs go on after a fail-over."""
+"""A PostgreSQL with a standby that follows it: commands read there, and programs go on after a fail-over."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from turnwise.actors.client.session import AsyncSession
 from turnwise.errors import SchemaMissingError, SessionRevertedError, StoreError, TurnwiseError
 from turnwise.memory.stores.urls import read_only, with_hosts_apart
 
-NO_SERVER = "is it reachable"
+ECHO = EchoEngine()
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_commands_that_read_work_on_a_standby_and_say_that_it_is_one(
         ("top", url, "--once", "--json"),
         ("export", url, *chat),
         ("migrate", url, "--check"),
-        ("replay", url, "--user", "ann", "--engine", "turnwise:EchoEngine", "--out", folder),
+        ("replay", url, "--user", "ann", "--engine", "test_standbys:ECHO", "--out", folder),
     ]:
         shown, read = turnwise(*words), turnwise(words[0], both(postgres_server, standby, name), *words[2:])
         assert shown.exit_code == read.exit_code == 0, (words, shown.output, read.output)
@@ -101,19 +101,19 @@ def test_a_program_that_writes_to_a_standby_gets_an_error_that_names_the_primary
     postgres_server: PostgresServer, standby: PostgresServer, name: str
 ) -> None:
     url = standby.address.format(name)
-    with SessionManager(url, engine=EchoEngine(), placement=InProcess(resume_lost=False)) as manager:
-        with pytest.raises(SchemaMissingError, match="this server is a read-only standby"):
-            manager.open("chat")
-    with SessionManager(postgres_server.address.format(name), engine=EchoEngine(), placement=InProcess()) as manager:
+    idle = InProcess(resume_lost=False)
+    refused = pytest.raises(SchemaMissingError, match="this server is a read-only standby")
+    with SessionManager(url, engine=ECHO, placement=idle) as manager, refused:
+        manager.open("chat")
+    with SessionManager(postgres_server.address.format(name), engine=ECHO, placement=InProcess()) as manager:
         manager.open("chat").run("hello").wait()
     until(has_all(postgres_server, standby, name))
-    with SessionManager(url, engine=EchoEngine(), placement=InProcess(resume_lost=False)) as manager:
+    reason = r"this server is a read-only standby.*target_session_attrs=read-write"
+    with SessionManager(url, engine=ECHO, placement=idle) as manager:
         chat = manager.get("chat")
         assert [turn.text for turn in chat.turns()] == ["hello"]
         for write in (lambda: manager.open("another"), lambda: chat.run("again"), lambda: chat.append("more")):
-            with pytest.raises(
-                StoreError, match=r"this server is a read-only standby.*target_session_attrs=read-write"
-            ):
+            with pytest.raises(StoreError, match=reason):
                 write()
 
 
@@ -184,7 +184,7 @@ async def test_a_fail_over_loses_what_the_standby_lacks_and_no_more(
     The manager's URL names both servers, and it is open all the time.
     """
     url = both(postgres_server, standby, name)
-    async with AsyncSessionManager(url, engine=EchoEngine(), placement=InProcess()) as manager:
+    async with AsyncSessionManager(url, engine=ECHO, placement=InProcess()) as manager:
         chats = [await manager.open(f"chat{number}") for number in range(4)]
         load = Load(chats)
         talking = asyncio.create_task(load.talk())
@@ -208,7 +208,8 @@ async def test_a_fail_over_loses_what_the_standby_lacks_and_no_more(
             await asyncio.to_thread(postgres_server.start)
             await asyncio.to_thread(postgres_server.set, synchronous_standby_names="")
         prompts, states = stored(standby.address.format(name))
-        assert max(prompts.values()) == 1 and set(states) == {"completed"}
+        assert max(prompts.values()) == 1
+        assert states.keys() <= ({"completed", "interrupted"} if loses else {"completed"}), states
         lost = before - prompts.keys()
         assert bool(lost) == loses, lost
         assert any(isinstance(error, SessionRevertedError) for error in load.errors) == loses, load.errors

@@ -41,8 +41,10 @@ NO_ROOM = (
     " max_connections, or the CONNECTION LIMIT of the role or the database"
 )
 """The remedy where a server allows no more connections."""
+_NOT_WRITABLE = "session is read-only"
+"""What the driver says if none of the servers that a URL names takes writes."""
 _OF_CONNECTING = {
-    "session is read-only": "25006",
+    _NOT_WRITABLE: "25006",
     "authentication failed": "28",
     "no pg_hba.conf entry": "28",
     "does not exist": "3D",
@@ -82,7 +84,7 @@ def remedy(error: object) -> str:
 
 def _state_of_refusal(error: object) -> str:
     """Return the SQLSTATE, or its class, with which a server refused a connection; empty for another error."""
-    message = str(error) if "FATAL:" in str(error) else ""
+    message = str(error) if "FATAL:" in str(error) or _NOT_WRITABLE in str(error) else ""
     return next((code for words, code in _OF_CONNECTING.items() if words in message), "")
 
 

@@ -83,7 +83,9 @@ MORE = [
     "project/test_lanes.py",
     "project/test_lint.py",
     "project/test_system_programs.py",
-    "upgrade/test_two_versions.py",
+    "upgrade/test_two_versions*.py",
+    "cluster/test_shared_memory_on_ray.py",
+    "stores/test_standbys.py",
     "deploy/*.py",
 ]
 """What `make test-more` runs: what takes long, needs a browser, starts whole programs or a Ray of its own, or tells of

@@ -57,13 +57,13 @@ class Program:
         await first.delete(memory=False)
         _place(own)
 
-    async def open(self, *users: str, kind: str) -> None:
+    async def open(self, users: Sequence[str], kind: str) -> None:
         for user in users:
             self._chats[user] = await self._manager.open(f"{kind}-{self._name}-{user}", user_id=user)
 
     async def begin(self, users: Sequence[str], kind: str) -> None:
         """Save, recall and run for users, again and again."""
-        await self.open(*users, kind=kind)
+        await self.open(users, kind)
         self._loads = [asyncio.create_task(self._work(user)) for user in users]
 
     async def progress(self) -> int:

@@ -96,9 +96,14 @@ def unpacked_answer(data: bytes) -> Any:
 def unpacked_settings(data: bytes) -> Any:
     """Do what `unpacked` does, and compare the fields of settings whatever the release: they may be kept for long."""
     value = unpacked(data)
-    if misfit := _fit(value):
-        raise WireVersionError(str(OWN), str(_sender_of(data)), misfit)
+    if why := _fit(value):
+        raise misfit(data, why)
     return value
+
+
+def misfit(data: bytes, why: str) -> WireVersionError:
+    """Return the error for what another process has sent and this version does not know."""
+    return WireVersionError(str(OWN), str(_sender_of(data) or "unknown"), why)
 
 
 def _unpacked(data: bytes, fit: Callable[[object], str]) -> Any:
@@ -113,8 +118,8 @@ def _unpacked(data: bytes, fit: Callable[[object], str]) -> Any:
         value = pickle.loads(data)
     except Exception as error:  # a class of another version may raise anything where it is made
         raise WireVersionError(str(OWN), str(sender), f"{type(error).__name__}: {error}") from error
-    if misfit := fit(value):
-        raise WireVersionError(str(OWN), str(sender), misfit)
+    if why := fit(value):
+        raise misfit(data, why)
     return value
 
 
@@ -128,8 +133,8 @@ def _fit_answer(value: object) -> str:
     for one in _parts_of(value):
         for name in _unknown(one):
             del vars(one)[name]
-        if misfit := _misfit_of(one):
-            return misfit
+        if why := _misfit_of(one):
+            return why
     return ""
 
 

@@ -85,7 +85,7 @@ MORE = [
     "project/test_system_programs.py",
     "upgrade/test_two_versions*.py",
     "cluster/test_shared_memory_on_ray.py",
-    "stores/test_standbys.py",
+    "cluster/test_standbys.py",
     "deploy/*.py",
 ]
 """What `make test-more` runs: what takes long, needs a browser, starts whole programs or a Ray of its own, or tells of

@@ -20,7 +20,6 @@ from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.cluster.node_choice import ANYWHERE
 from turnwise.errors import TurnwiseError
 from turnwise.memories import LongTermMemory
-from turnwise.memory.longterm.base import trouble_of
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.testing.embedding import HashEmbedding
 
@@ -124,7 +123,7 @@ class Program:
     async def recall(self, user: str, query: str) -> dict[str, Any]:
         """Return what a recall finds, and why it is worse than usual."""
         items = await self._chats[user].memory.recall(query)
-        return {"texts": [item.text for item in items], "trouble": trouble_of(items)}
+        return {"texts": [item.text for item in items], "trouble": items.trouble}
 
     async def wait_for_memory(self, user: str) -> bool:
         return await self._chats[user].memory.wait(120)

@@ -49,8 +49,9 @@ class ToldProgram:
     def _hear(self) -> Any:
         assert self._process.stdout
         while line := self._process.stdout.readline():
-            if line.startswith(_ANSWER):  # Ray prints there, too
-                return json.loads(line.removeprefix(_ANSWER))
+            _, is_answer, answer = line.partition(_ANSWER)
+            if is_answer:  # Ray prints there, too, before and behind
+                return json.JSONDecoder().raw_decode(answer)[0]
         raise AssertionError(self._errors.read_text()[-4000:])
 
 

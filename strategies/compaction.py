@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from turnwise.memory.values.named_tuples import Reduced, by_name
 from turnwise.strategies.ranges import Range
 
 
@@ -15,6 +16,9 @@ class Reason(NamedTuple):
     fate: Literal["kept", "dropped", "summarised", "flushed"]
     tokens: int
     why: str
+
+    def __reduce__(self) -> Reduced:
+        return by_name(self)
 
     def __str__(self) -> str:
         return f"{self.fate}: blocks {self.part.start} to {self.part.stop - 1}, {self.tokens} tokens, {self.why}"

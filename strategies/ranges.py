@@ -6,12 +6,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from turnwise.memory.values.named_tuples import Reduced, by_name
+
 
 class Range(NamedTuple):
     """Positions `start` to `stop` (exclusive), from 0."""
 
     start: int
     stop: int
+
+    def __reduce__(self) -> Reduced:
+        return by_name(self)
 
 
 Ranges = tuple[Range, ...]

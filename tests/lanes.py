@@ -95,7 +95,9 @@ MORE = [
     "project/test_lanes.py",
     "project/test_lint.py",
     "project/test_system_programs.py",
-    "upgrade/test_two_versions.py",
+    "upgrade/test_two_versions*.py",
+    "cluster/test_shared_memory_on_ray.py",
+    "cluster/test_standbys.py",
     "deploy/*.py",
 ]
 """What `make test-more` runs: what takes long, needs a browser, starts whole programs or a Ray of its own, tells of

@@ -25,7 +25,7 @@ from turnwise.actors.hosting.wire import (
     StartedRun,
     Waited,
 )
-from turnwise.actors.hosting.wire_version import unpacked
+from turnwise.actors.hosting.wire_version import unpacked_answer
 from turnwise.errors import (
     CorruptRecordError,
     KeyMissingError,
@@ -108,7 +108,7 @@ class AsyncSessionHost:
                     raise lost_error(ref.session_id, verb, error) from error
                 failure: Exception = error
             else:
-                answer = unpacked(packed)
+                answer = unpacked_answer(packed)
                 if isinstance(answer, EngineWanted):
                     request = client.pack(ref, call, sends_engine=True)
                     search = Search(ref.session_id)

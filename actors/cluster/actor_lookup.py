@@ -27,7 +27,8 @@ from turnwise.actors.cluster.spare_processes import SpareProcesses
 from turnwise.actors.hosting.identity import pickled
 from turnwise.actors.hosting.placement import Dedicated, Packed
 from turnwise.actors.hosting.reach import NoProcessError
-from turnwise.errors import OverloadedError, SessionLostError
+from turnwise.actors.hosting.wire_version import unpacked_answer
+from turnwise.errors import OverloadedError, SessionLostError, WireVersionError
 from turnwise.memory.conversation.sessions import SessionKey
 
 NOTED = 1000
@@ -253,8 +254,9 @@ async def _loaded_by(host: Any, keys: set[SessionKey]) -> set[SessionKey]:
     """Return which of a packed host's sessions it has loaded; all of them if it does not answer in time."""
     try:
         async with asyncio.timeout(ANSWER_S):
-            return keys.intersection(await reached(host, host.residents.options(max_task_retries=0).remote()))
-    except (RayError, NoProcessError, TimeoutError):
+            answer = await reached(host, host.residents.options(max_task_retries=0).remote())
+            return keys.intersection(unpacked_answer(answer))
+    except (RayError, NoProcessError, TimeoutError, WireVersionError):
         return keys
 
 

@@ -28,6 +28,7 @@ from ray.experimental.internal_kv import (
 )
 
 from turnwise.actors.cluster.actor_names import detached_actor, find_actor
+from turnwise.actors.hosting.wire_version import packed
 
 INLINE_BYTES = 64 << 10
 """Settings of up to this size are in the actor's record. Ray moves arguments of 100 KB and more out of it."""
@@ -79,12 +80,13 @@ class ActorSettings:
         return Kept(_keep(self._digest, self._pickled)) if self._is_large else self._pickled
 
     def actor(self, body: type, name: str, namespace: str, *args: Any, **options: Any) -> Any:
-        """Return the named, detached actor; if there is none, create one with these settings as its first argument.
+        """Return the named, detached actor; if there is none, create one, which gets these settings first.
 
         Does not wait for its start. Blocks until Ray has its record.
 
         Args:
-            args: the further arguments of the constructor; small ones.
+            args: what the actor gets beside them; small. All of it is one argument of the constructor, which `started`
+                reads: Ray would compare no versions.
             options: further options of Ray.
         """
         if self._is_large:
@@ -92,8 +94,8 @@ class ActorSettings:
                 return actor
             settings = self.keep()
             options["_labels"] = {LABEL: settings.key} if isinstance(settings, Kept) else {}
-            return detached_actor(body, name, namespace, **options).remote(settings, *args)
-        return detached_actor(body, name, namespace, **options).remote(self._pickled, *args)
+            return detached_actor(body, name, namespace, **options).remote(packed((settings, *args)))
+        return detached_actor(body, name, namespace, **options).remote(packed((self._pickled, *args)))
 
 
 def keep(data: bytes) -> Kept:

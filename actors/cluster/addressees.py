@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from turnwise.actors.hosting.wire_version import unpacked
+from turnwise.actors.hosting.wire_version import unpacked_answer
 
 if TYPE_CHECKING:
     from turnwise.actors.cluster.actor_lookup import DedicatedLookup, PackedLookup
@@ -58,7 +58,7 @@ class Addressees:
             lookup = await self._find()
             process = await asyncio.to_thread(lookup.of, key)
             try:
-                answer = unpacked(await process.ask(request, Reach(time.monotonic()), is_repeatable=True))
+                answer = unpacked_answer(await process.ask(request, Reach(time.monotonic()), is_repeatable=True))
             except AwayError:
                 pass  # it left, or died: the next one is asked
             except CallError as error:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import logging
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ray
 
 from turnwise.actors.hosting.identity import pickled
+from turnwise.actors.hosting.wire_version import packed, unpacked, unpacked_answer, unpacked_settings
 from turnwise.errors import ConfigError, StoreError, TurnwiseError
 
 PIECES_AT_ONCE = 2
@@ -40,7 +40,7 @@ class SharedObject:
 
     async def call(self, name: str, *arguments: Any) -> Any:
         """Return what the method of this name returns."""
-        return await self._actor.call.remote(name, arguments)
+        return unpacked_answer(await self._actor.call.remote(packed((name, arguments))))
 
     def end(self) -> None:
         """End the actor."""
@@ -49,17 +49,18 @@ class SharedObject:
 
 class _Host:
     def __init__(self, make: bytes) -> None:
-        self._value = pickle.loads(make)()
+        self._value = unpacked_settings(make)()
 
-    def call(self, name: str, arguments: Sequence[Any]) -> Any:
-        return getattr(self._value, name)(*arguments)
+    def call(self, request: bytes) -> bytes:
+        name, arguments = unpacked(request)
+        return packed(getattr(self._value, name)(*arguments))
 
 
 class _Worker:
     """An actor of the pool, as Ray Data calls it."""
 
     def __init__(self, make: bytes) -> None:
-        self._work: Work = pickle.loads(make)()
+        self._work: Work = unpacked_settings(make)()
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:
         return {"result": [self._work(int(number)) for number in batch["number"]]}

@@ -11,6 +11,9 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from turnwise.actors.hosting.wire_version import packed, unpacked_answer
+from turnwise.errors import WireVersionError
+
 ANSWER_S = 60.0
 """How long workers may take to start and to answer, in seconds."""
 
@@ -57,21 +60,25 @@ def ask_workers(question: Callable[..., Any], *args: Any) -> Mapping[str, Any]:
 
     The workers must be able to import the function, unless it is of a script.
     """
-    task = ray.remote(question)
+    task = ray.remote(_answered)
     refs = {
         node["NodeManagerAddress"]: task.options(
             num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote(*args)
+        ).remote(question, *args)
         for node in _nodes()[:MOST]
     }
     ray.wait(list(refs.values()), num_returns=len(refs), timeout=ANSWER_S)
     return {address: _answer(ref) for address, ref in refs.items()}
 
 
+def _answered(question: Callable[..., Any], *args: Any) -> bytes:
+    return packed(question(*args))
+
+
 def _answer(ref: Any) -> Any:
     try:
-        return ray.get(ref, timeout=0.1)
-    except RayError as error:
+        return unpacked_answer(ray.get(ref, timeout=0.1))
+    except (RayError, WireVersionError) as error:
         return f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
 
 

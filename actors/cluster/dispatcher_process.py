@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from turnwise.actors.cluster.actor_names import FOR_EVER, dispatcher_name, find_actor
 from turnwise.actors.cluster.actor_settings import ActorSettings
@@ -23,6 +23,7 @@ from turnwise.actors.cluster.node_choice import nodes_for
 from turnwise.actors.hosting.identity import pickled
 from turnwise.actors.hosting.placement import Dedicated, Packed
 from turnwise.actors.hosting.reach import NoProcessError
+from turnwise.actors.hosting.wire_version import packed
 from turnwise.actors.in_process.threads import EventLoop
 from turnwise.errors import StoreError
 from turnwise.memory.background import retry, watch
@@ -133,7 +134,8 @@ class DispatcherProcess:
                     await asyncio.sleep(pauses.next_s())
         except (RayError, NoProcessError, TimeoutError) as error:
             self._actor = None
-            why = str(error) or f"it has not answered within {EXPECT_S:g} s"
+            cause = error.cause if isinstance(error, RayTaskError) else error
+            why = str(cause) or f"it has not answered within {EXPECT_S:g} s"
             reason = f"the process that begins scheduled runs cannot be reached ({why})"
             remedy = "schedules are stored while it can be: try again"
             raise StoreError(f"store {self._assignment.store_id}: {reason}; {remedy}") from error
@@ -170,7 +172,8 @@ class DispatcherProcess:
         self._actor = await asyncio.to_thread(self._find)
         if self._actor is not None:
             settings = await asyncio.to_thread(self._settings().keep)
-            await reached(self._actor, self._actor.register.remote(settings, self._assignment.placement))
+            request = packed((settings, self._assignment.placement))
+            await reached(self._actor, self._actor.register.remote(request))
         elif await self._has_deliveries():
             await self.expect()
 

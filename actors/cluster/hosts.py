@@ -14,7 +14,8 @@ from turnwise.actors.cluster.sharding import find_hosts as find_packed, find_lay
 from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
 from turnwise.actors.hosting.store_spec import store_id_of
 from turnwise.actors.hosting.wire import HostInfo, HostLoad
-from turnwise.errors import ConfigError
+from turnwise.actors.hosting.wire_version import unpacked_answer
+from turnwise.errors import ConfigError, WireVersionError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.stores.urls import redact, resolve_url
 
@@ -104,9 +105,10 @@ async def _ask(actor: Any, host: HostInfo, nodes: dict[str, str], session: Sessi
     try:
         answers = asyncio.gather(*(asyncio.wrap_future(call.future()) for call in calls))
         ((node_id, pid, *memory), *loads) = await asyncio.wait_for(answers, ANSWER_S)
-    except (RayError, TimeoutError):
+        load = unpacked_answer(loads[0]) if loads else None
+    except (RayError, TimeoutError, WireVersionError):
         return host
-    load = loads[0] if loads else HostLoad(sessions=1, recent=(session,) if session else ())
+    load = load or HostLoad(sessions=1, recent=(session,) if session else ())
     return replace(
         host, node_id=node_id, pid=pid, node=nodes.get(node_id), load=load, memory_bytes=next(iter(memory), None)
     )

@@ -18,7 +18,7 @@ from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.hosting.session_service import SaveOverride, SessionService
 from turnwise.actors.hosting.waits import Waits
 from turnwise.actors.hosting.wire import HostLoad, Message, Refused, SessionRef
-from turnwise.actors.hosting.wire_version import packed, unpacked
+from turnwise.actors.hosting.wire_version import packed, unpacked, unpacked_answer
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.inference.attempt import reason
 from turnwise.errors import (
@@ -194,7 +194,7 @@ class PackedHost:
             while True:
                 if previous := await self._previous_host_of(key):
                     answer = await previous.call(request, key)
-                    if not isinstance(refused := unpacked(answer), Refused) or not isinstance(
+                    if not isinstance(refused := unpacked_answer(answer), Refused) or not isinstance(
                         refused.error, SessionFencedError
                     ):
                         return answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -185,26 +185,28 @@ class SessionService:
 
     async def _answer(self, verb: Verb[..., Any], message: Message) -> Any:
         if not verb.waits:
-            return await self._call(verb, message, message.args)
-        timeout_s, *args = message.args
+            return await self._call(verb, message, message.arguments)
+        name = verb.names[0]
         return await self.waits.wait(
-            self.core.session_id, timeout_s, lambda slice_s: self._call(verb, message, (slice_s, *args))
+            self.core.session_id,
+            message.arguments[name],
+            lambda slice_s: self._call(verb, message, message.arguments | {name: slice_s}),
         )
 
-    async def _call(self, verb: Verb[..., Any], message: Message, args: Sequence[Any]) -> Any:
+    async def _call(self, verb: Verb[..., Any], message: Message, arguments: Mapping[str, Any]) -> Any:
         acting = verb.acting(message.session)
         if not verb.reads:
             first = (self, message.engine_id) if verb.holds_engine else (self,)
             with acting_as(acting):
-                return await verb.carry_out(*first, *args, **message.options)
+                return await verb.carry_out(*first, **arguments)
         core = self.core
         if not core.reads.is_activated:  # a read activates nothing
             source = StoredSource(core.state.key, *core.reads.stores, log=message.session.log)
-            answer = await self._reader(SessionReads(source)).read(verb, acting, *args, **message.options)
+            answer = await self._reader(SessionReads(source)).read(verb, acting, **arguments)
             if not (verb.waits and core.reads.is_activated):
                 return answer
             # A run may have started meanwhile, whose deltas the store does not have.
-        return await self._reader(core.reads).read(verb, acting, *args, **message.options)
+        return await self._reader(core.reads).read(verb, acting, **arguments)
 
     def _reader(self, reads: SessionReads) -> Reader:
         return Reader(reads, os.getpid(), self._node_id)

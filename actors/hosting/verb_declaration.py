@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from turnwise.actors.hosting.wire import Message, SessionRef
@@ -63,14 +63,20 @@ class Verb(Generic[Params, Answer_co]):
         """Return whether the function takes the arguments of a message; those of a later version may be others."""
         first = (None, None) if self.holds_engine else (None,)
         try:
-            inspect.signature(self.carry_out).bind(*first, *message.args, **message.options)
+            inspect.signature(self.carry_out).bind(*first, **message.arguments)
         except TypeError:
             return False
         return True
 
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of its arguments, in their order: on the wire they go by these."""
+        first = 2 if self.holds_engine else 1
+        return tuple(inspect.signature(self.carry_out).parameters)[first:]
+
     def __call__(self, *args: Params.args, **options: Params.kwargs) -> VerbCall[Answer_co]:
         """Return the call of the verb with these arguments; nothing is sent yet."""
-        return VerbCall(self, args, options)
+        return VerbCall(self, dict(zip(self.names[: len(args)], args, strict=True)) | options)
 
 
 @dataclass(frozen=True)
@@ -78,16 +84,15 @@ class VerbCall(Generic[Answer_co]):
     """A verb with its arguments. The answer has the type that the verb's function returns."""
 
     verb: Verb[..., Answer_co]
-    args: tuple[Any, ...]
-    options: dict[str, Any]
+    arguments: dict[str, Any]
 
     def to(self, session: SessionRef, engine_id: str = "", engine: bytes = b"") -> Message:
         """Return the message that asks a session's process."""
-        return Message(session, self.verb.name, self.args, self.options, engine_id, engine)
+        return Message(session, self.verb.name, self.arguments, engine_id, engine)
 
     async def read(self, reader: Reader, acting: Acting | None = None) -> Answer_co:
         """Carry the verb out in this process; it must be one that reads."""
-        return await reader.read(self.verb, acting, *self.args, **self.options)
+        return await reader.read(self.verb, acting, **self.arguments)
 
 
 @dataclass(frozen=True)
@@ -99,14 +104,14 @@ class Reader:
     node_id: str | None = None
     """The process and its node; None if the session has no process."""
 
-    async def read(self, verb: Verb[..., Answer], acting: Acting | None, *args: Any, **options: Any) -> Answer:
+    async def read(self, verb: Verb[..., Answer], acting: Acting | None, /, **arguments: Any) -> Answer:
         """Carry out a verb that reads, for a member or for the session's user.
 
         A member who is removed while the verb waits gets no answer.
         """
         store, _ = self.reads.stores
         await self._check(acting, store)
-        answer = await verb.carry_out(self, *args, **options)
+        answer = await verb.carry_out(self, **arguments)
         if verb.waits:
             await self._check(acting, store)
         return answer

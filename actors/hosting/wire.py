@@ -46,12 +46,11 @@ class SessionRef:
 
 @dataclass(frozen=True)
 class Message:
-    """What a caller sends to a session's process: a verb by its name, and its arguments."""
+    """What a caller sends to a session's process: a verb by its name, and its arguments by theirs."""
 
     session: SessionRef
     verb: str
-    args: tuple[Any, ...]
-    options: dict[str, Any]
+    arguments: dict[str, Any]
     engine_id: str = ""
     """The caller's engine, for a verb that needs one; the session's own if empty."""
     engine: bytes = b""

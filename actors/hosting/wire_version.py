@@ -12,8 +12,9 @@ This module imports nothing heavy, since every new session process waits for its
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import partial
 from typing import Any
 
 from turnwise import __version__
@@ -68,15 +69,44 @@ def packed(value: object, dumps: Callable[[object], bytes] | None = None) -> byt
 
 
 def unpacked(data: bytes) -> Any:
-    """Return what another process has sent.
+    """Return what another process asks for, or is to have.
 
-    If the release of its sender is another one, dataclasses of turnwise in it have the fields that this version knows,
-    those that are missing with their defaults.
+    If the release of its sender is another one, dataclasses and models of turnwise in it have the fields that this
+    version knows, those that are missing with their defaults.
 
     Raises:
         WireVersionError: its sender has another version, which does not fit this one, or has sent what this one does
             not know.
     """
+    return _unpacked(data, _fit)
+
+
+def unpacked_answer(data: bytes) -> Any:
+    """Return what another process has answered, without the fields that this version does not know.
+
+    What was asked for is done by then, so an error would tell a caller that it is not. What must not be left out
+    raises the wire version, and a process of another one has refused the request.
+
+    Raises:
+        WireVersionError: the answer has a class that this version does not know, or lacks a field that this one needs.
+    """
+    return _unpacked(data, _fit_answer)
+
+
+def unpacked_settings(data: bytes) -> Any:
+    """Do what `unpacked` does, and compare the fields of settings whatever the release: they may be kept for long."""
+    value = unpacked(data)
+    if why := _fit(value):
+        raise misfit(data, why)
+    return value
+
+
+def misfit(data: bytes, why: str) -> WireVersionError:
+    """Return the error for what another process has sent and this version does not know."""
+    return WireVersionError(str(OWN), str(_sender_of(data) or "unknown"), why)
+
+
+def _unpacked(data: bytes, fit: Callable[[object], str]) -> Any:
     if data.endswith(OWN.trailer):
         return pickle.loads(data)
     sender = _sender_of(data)
@@ -86,37 +116,30 @@ def unpacked(data: bytes) -> Any:
         raise WireVersionError(str(OWN), str(sender), "their wire versions do not fit")
     try:
         value = pickle.loads(data)
-    except (AttributeError, ImportError, TypeError) as error:
+    except Exception as error:  # a class of another version may raise anything where it is made
         raise WireVersionError(str(OWN), str(sender), f"{type(error).__name__}: {error}") from error
-    if misfit := _misfit(value):
-        raise WireVersionError(str(OWN), str(sender), misfit)
+    if why := fit(value):
+        raise misfit(data, why)
     return value
 
 
-def unpacked_settings(data: bytes) -> Any:
-    """Do what `unpacked` does, and compare the fields of settings whatever the release: they may be kept for long."""
-    value = unpacked(data)
-    if misfit := _misfit(value):
-        raise WireVersionError(str(OWN), str(_sender_of(data)), misfit)
-    return value
+def _fit(value: object) -> str:
+    """Make all that is of turnwise in a value fit this version; return what does not, empty if all does."""
+    return next(filter(None, map(_misfit_of, _parts_of(value))), "")
 
 
-def _sender_of(data: bytes) -> WireVersion | None:
-    at = data.rfind(_MARK, max(0, len(data) - _MOST))
-    if at < 0 or not data.endswith(b"|"):
-        return None
-    try:
-        version, understands_from, release = data[at + len(_MARK) : -1].decode().split(" ", 2)
-        return WireVersion(int(version), int(understands_from), release)
-    except ValueError:
-        return None
+def _fit_answer(value: object) -> str:
+    """Do what `_fit` does, and leave out the fields that this version does not know."""
+    for one in _parts_of(value):
+        for name in _unknown(one):
+            del vars(one)[name]
+        if why := _misfit_of(one):
+            return why
+    return ""
 
 
-def _misfit(value: object) -> str:
-    """Return what this version does not know in dataclasses of turnwise, however deep; empty if it knows all.
-
-    Fields that are missing get their defaults.
-    """
+def _parts_of(value: object) -> Iterator[Any]:
+    """Yield the dataclasses and models of turnwise in a value, however deep."""
     seen: set[int] = set()
     pending = [value]
     while pending:
@@ -128,34 +151,63 @@ def _misfit(value: object) -> str:
             pending += one.values()
         elif isinstance(one, list | tuple | set | frozenset):
             pending += one
-        elif is_dataclass(one) and not isinstance(one, type) and type(one).__module__.startswith("turnwise."):
-            if misfit := _misfit_of(one):
-                return misfit
-            pending += _values_of(one)
-    return ""
+        elif _defaults_of(type(one)) is not None and hasattr(one, "__dict__"):
+            yield one
+            pending += vars(one).values()
 
 
 def _misfit_of(one: Any) -> str:
-    kind, values = type(one), getattr(one, "__dict__", None)
-    if values is None:
-        return ""
-    known = {field.name: field for field in fields(one)}
-    unknown = sorted(name for name in values if name not in known and not hasattr(kind, name) and name[0] != "_")
-    if unknown:
+    kind, values, defaults = type(one), vars(one), _defaults_of(type(one)) or {}
+    if unknown := _unknown(one):
         return f"{kind.__name__} has {_listed(unknown)}, which this version does not know"
-    missing = [field for name, field in known.items() if name not in values]
-    required = sorted(field.name for field in missing if field.default is MISSING and field.default_factory is MISSING)
-    if required:
+    missing = [name for name in defaults if name not in values]
+    if required := sorted(name for name in missing if defaults[name] is None):
         return f"{kind.__name__} lacks {_listed(required)}, which this version needs"
-    for field in missing:
-        default = field.default if field.default_factory is MISSING else field.default_factory()
-        object.__setattr__(one, field.name, default)
+    for name in missing:
+        if (make := defaults[name]) is not None:
+            values[name] = make()
     return ""
 
 
-def _values_of(one: Any) -> Iterable[object]:
-    return getattr(one, "__dict__", {}).values()
+def _unknown(one: Any) -> list[str]:
+    kind, known = type(one), _defaults_of(type(one)) or {}
+    return sorted(name for name in vars(one) if name not in known and not hasattr(kind, name) and name[0] != "_")
+
+
+def _defaults_of(kind: type) -> Mapping[str, Callable[[], object] | None] | None:
+    """Return what makes the defaults of a class's fields, None for one that has none; None if it is not turnwise's.
+
+    A pydantic model is known by its fields, since this module does not import pydantic.
+    """
+    if not kind.__module__.startswith("turnwise."):
+        return None
+    if is_dataclass(kind):
+        return {field.name: _default_of(field) for field in fields(kind)}
+    models: Mapping[str, Any] | None = getattr(kind, "model_fields", None)
+    if models is None:
+        return None
+    return {
+        name: None if field.is_required() else partial(field.get_default, call_default_factory=True)
+        for name, field in models.items()
+    }
+
+
+def _default_of(field: Field[Any]) -> Callable[[], object] | None:
+    if field.default_factory is not MISSING:
+        return field.default_factory
+    return None if field.default is MISSING else lambda: field.default
 
 
 def _listed(names: list[str]) -> str:
     return ", ".join(repr(name) for name in names)
+
+
+def _sender_of(data: bytes) -> WireVersion | None:
+    at = data.rfind(_MARK, max(0, len(data) - _MOST))
+    if at < 0 or not data.endswith(b"|"):
+        return None
+    try:
+        version, understands_from, release = data[at + len(_MARK) : -1].decode().split(" ", 2)
+        return WireVersion(int(version), int(understands_from), release)
+    except ValueError:
+        return None

@@ -18,7 +18,7 @@ from turnwise.actors.hosting.engine_override import EngineOverride
 from turnwise.actors.hosting.packed_host import PackedHost
 from turnwise.actors.hosting.placement import InProcess, Packed
 from turnwise.actors.hosting.wire import EngineWanted, HostLoad, Message, Refused, SessionRef
-from turnwise.actors.hosting.wire_version import unpacked
+from turnwise.actors.hosting.wire_version import unpacked_answer
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.in_process.threads import EventLoop
 from turnwise.memory.background import log_failure, retry
@@ -210,7 +210,7 @@ class Host:
 
     async def _ask(self, message: Message) -> Any:
         answer: bytes = await asyncio.wrap_future(self.submit(message.pickled()))
-        return unpacked(answer)
+        return unpacked_answer(answer)
 
     def _leave(self) -> None:
         LOOP.submit(self._close_stores())

@@ -15,6 +15,7 @@ from pydantic import GetCoreSchemaHandler, Strict
 from pydantic_core import CoreSchema, core_schema
 
 from turnwise.memory.values.limits import MAX_BRANCHES
+from turnwise.memory.values.named_tuples import Reduced, by_name
 
 END = 2**62
 """The end of the newest branch, above all indexes."""
@@ -25,6 +26,9 @@ class Branch(NamedTuple):
 
     start: int
     below: int
+
+    def __reduce__(self) -> Reduced:
+        return by_name(self)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -48,6 +52,9 @@ class Version(NamedTuple):
     """The index of the turn."""
     is_shown: bool
     """Whether the conversation as it is shown has this one. None is shown if an earlier turn has another version."""
+
+    def __reduce__(self) -> Reduced:
+        return by_name(self)
 
 
 def shown_ranges(branches: Branches) -> tuple[range, ...]:

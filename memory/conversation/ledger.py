@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from turnwise.memory.conversation.sessions import SessionRecord
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.values.named_tuples import Reduced, by_name
 from turnwise.memory.values.records import Record, replace
 
 SpentOn = Literal["run", "summary", "title", "extraction", "recall", "shadow"]
@@ -38,6 +39,9 @@ class LedgerKey(NamedTuple):
     tenant: str
     engine: str
 
+    def __reduce__(self) -> Reduced:
+        return by_name(self)
+
 
 COLUMNS: Mapping[LedgerField, str] = dict(zip(get_args(LedgerField), LedgerKey._fields, strict=True))
 """The fields of `LedgerKey` under the names by which callers ask for them."""
@@ -58,6 +62,9 @@ class Purpose(NamedTuple):
     """The tool that was called; empty for calls of models."""
     engine: str = ""
     """The name of the run's engine; empty if the manager's only engine has none, and for what no run has spent."""
+
+    def __reduce__(self) -> Reduced:
+        return by_name(self)
 
 
 @dataclass(frozen=True)
@@ -250,6 +257,9 @@ class LedgerQuery(NamedTuple):
     """The last day, which counts too."""
     by: tuple[LedgerField, ...] = ()
     tenant: str | None = None
+
+    def __reduce__(self) -> Reduced:
+        return by_name(self)
 
     def matches(self, key: LedgerKey) -> bool:
         """Return whether a row is added up."""

@@ -12,6 +12,7 @@ from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.conversation.views.notebook_display import record_html
 from turnwise.memory.values.frozen_json import FrozenDict
+from turnwise.memory.values.named_tuples import Reduced, by_name
 from turnwise.memory.values.records import Record, replace
 
 SessionStatus = Literal["active", "ended"]
@@ -36,6 +37,9 @@ class SessionKey(NamedTuple):
 
     session_id: str
     user_id: str = DEFAULT_USER
+
+    def __reduce__(self) -> Reduced:
+        return by_name(self)
 
     @property
     def full_name(self) -> str:

@@ -13,6 +13,8 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import GetCoreSchemaHandler, Strict
 from pydantic_core import CoreSchema, core_schema
 
+from turnwise.memory.values.named_tuples import Reduced, by_name
+
 
 class Span(NamedTuple):
     """Positions `start` to `stop` (exclusive, from 0) of the log named `log`."""
@@ -20,6 +22,9 @@ class Span(NamedTuple):
     log: str
     start: int
     stop: int
+
+    def __reduce__(self) -> Reduced:
+        return by_name(self)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -17,6 +17,7 @@ from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.conversation.views.notebook_display import record_html
 from turnwise.memory.quotas.tenants import check_tenant
 from turnwise.memory.values.ids import check_names
+from turnwise.memory.values.named_tuples import Reduced, by_name
 from turnwise.memory.values.records import Record
 
 QuotaPeriod = Literal["minute", "day", "month"]
@@ -164,6 +165,9 @@ class CounterKey(NamedTuple):
     quota_id: str
     tenant: str = ""
 
+    def __reduce__(self) -> Reduced:
+        return by_name(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class QuotaCounter:
@@ -231,6 +235,9 @@ class QuotaCounters(NamedTuple):
 
     counters: Sequence[QuotaCounter]
     now: float
+
+    def __reduce__(self) -> Reduced:
+        return by_name(self)
 
     def of(self, quota: Quota, key: CounterKey) -> QuotaCounter:
         """Return a counter of a quota as it is now."""

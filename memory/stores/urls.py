@@ -57,7 +57,8 @@ READ_ONLY = "-c default_transaction_read_only=on"
 def read_only(url: str) -> str:
     """Return a URL that opens the same SQL database read-only. URLs of other stores are returned unchanged.
 
-    A store that is opened read-only neither creates nor migrates tables, and creates no SQLite file.
+    A store that is opened read-only neither creates nor migrates tables, and creates no SQLite file. Of several servers
+    of PostgreSQL, a URL that wants the one that takes writes means the primary: the driver would take none for that.
     """
     scheme, _, rest = resolve_url(url).partition("://")
     if scheme not in SQL_SCHEMES:
@@ -72,7 +73,29 @@ def read_only(url: str) -> str:
         return f"{scheme}:///{file}?{urlencode([*parameters, ('mode', 'ro'), ('uri', 'true')])}"
     more = " ".join([*(value for name, value in parameters if name == "options"), READ_ONLY])
     parameters = [parameter for parameter in parameters if parameter[0] != "options"]
+    parameters = [("target_session_attrs", "primary") if one == _TAKES_WRITES else one for one in parameters]
     return f"{scheme}://{place}?{urlencode([*parameters, ('options', more)], quote_via=quote)}"
+
+
+_TAKES_WRITES = ("target_session_attrs", "read-write")
+
+
+def with_hosts_apart(url: str) -> str:
+    """Return a URL of several servers of PostgreSQL, as `postgresql://a:5432,b:5432/name`, in the form of SQLAlchemy.
+
+    Other URLs are returned unchanged.
+    """
+    parts = re.fullmatch(r"(?s)(postgresql[^:]*://)([^/?]*@)?([^/?]*,[^/?]*)(/[^?]*)?(?:\?(.*))?", url)
+    if parts is None:
+        return url
+    scheme, user, places, path, options = parts.groups(default="")
+    hosts, ports = [], []
+    for place in places.split(","):
+        host, _, port = place.rpartition(":") if re.search(r":\d*$", place) else (place, "", "")
+        hosts.append(host)
+        ports.append(port)
+    more = f"host={','.join(hosts)}" + (f"&port={','.join(ports)}" if any(ports) else "")
+    return f"{scheme}{user}{path}?{'&'.join(filter(None, (more, options)))}"
 
 
 def shown_url(url: str) -> str:

@@ -180,7 +180,7 @@ class TurnwiseError(Exception):
 
 
 def _error_of(cls: type[TurnwiseError], fields: dict[str, object]) -> TurnwiseError:
-    return cls(*(fields[name] for name in cls.fields))
+    return cls(*(fields.get(name) for name in cls.fields))  # an earlier version may not have one of them
 
 
 def word_of(cls: type[TurnwiseError]) -> str:
@@ -1060,7 +1060,10 @@ class UnknownVerbError(TurnwiseError):
 
 
 class WireVersionError(TurnwiseError):
-    """Two processes have versions of turnwise that do not understand each other; nothing was changed."""
+    """Two processes have versions of turnwise that do not understand each other.
+
+    Nothing was changed, unless it is an answer that was not understood; `why` says so.
+    """
 
     message = (
         "this process has turnwise {own} and was sent something by turnwise {other}: {why}; upgrade the older one:"

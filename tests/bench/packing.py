@@ -18,6 +18,7 @@ from engines import process_of
 from harness import Samples, Table, end_process, prompt_of
 from turnwise import AsyncSession, AsyncSessionManager, EchoEngine, Packed, Session, SessionManager
 from turnwise.actors.hosting.wire import SessionRef
+from turnwise.actors.hosting.wire_version import unpacked
 from turnwise.memory.conversation.blocks import User, encode
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span
@@ -300,7 +301,7 @@ def ends(values: Sequence[float]) -> tuple[float, float]:
 
 
 async def resident_count(manager: AsyncSessionManager) -> int:
-    loads = await asyncio.gather(*(host.load.remote() for host in hosts_of(manager)))
+    loads = map(unpacked, await asyncio.gather(*(host.load.remote() for host in hosts_of(manager))))
     return sum(load.sessions for load in loads)
 
 

@@ -187,7 +187,7 @@ def test_a_memory_comes_back_with_a_large_handbook_after_its_program_ended(ends:
     play(ends, tmp_path, "packed", 0.2)
     name = MemoryActorProcess(handbook(), "large-packed").actor_name
     actor = ends.get_actor(name, namespace="large-packed")
-    request = packed(("recall", (Scope(user_id="ada"), "rule 7"), {"limit": 3, "types": None, "as_of": None}))
+    request = packed(("recall", {"scope": Scope(user_id="ada"), "query": "rule 7", "limit": 3}, None))
     before, _ = pickle.loads(ends.get(actor.call.remote(request), timeout=BACK_S))
     ends.kill(actor, no_restart=False)
     after, _ = pickle.loads(ends.get(actor.call.remote(request), timeout=BACK_S))

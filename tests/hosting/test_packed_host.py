@@ -329,10 +329,10 @@ async def test_requests_of_one_batch_are_answered_as_they_are_ready_and_fail_ind
     slow, fast, none = (SessionRef(SessionKey(name)) for name in ("slow", "fast", "none"))
     requests = [
         verbs.wait(None, "long", ()).to(slow),
-        Message(fast, "turns", ("no number", 1, ()), {}),
+        Message(fast, "turns", {"after": "no number", "limit": 1, "cached": ()}),
         verbs.latest(()).to(fast),
         verbs.warm().to(none),
-        Message(fast, "mistake", (), {}),
+        Message(fast, "mistake", {}),
     ]
     batches = []
     async for ready in hosting.host.calls([request.pickled() for request in requests]):

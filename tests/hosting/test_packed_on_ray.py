@@ -27,6 +27,7 @@ from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.cluster.sharding import find_layouts
 from turnwise.actors.hosting.placement import Dedicated, Packed
 from turnwise.actors.hosting.store_spec import store_id_of
+from turnwise.actors.hosting.wire_version import unpacked
 from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.actors.inference.tools.loop import ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
@@ -78,7 +79,7 @@ def check(
 
 
 def residents(manager: SessionManager, ray: ModuleType, name: str) -> list[str]:
-    return [key.session_id for key in ray.get(manager.get(name).actor.residents.remote())]
+    return [key.session_id for key in unpacked(ray.get(manager.get(name).actor.residents.remote()))]
 
 
 def test_many_sessions_live_in_two_processes_and_keep_to_themselves(make_ray_manager: MakeManager) -> None:

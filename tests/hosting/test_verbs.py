@@ -231,6 +231,8 @@ def test_a_verb_says_what_it_does_and_of_which_types_its_arguments_are() -> None
 async def test_a_verb_that_a_process_does_not_know_is_refused() -> None:
     world = await World(waits=False).begin()
     with pytest.raises(UnknownVerbError, match="'dance'"):
-        await world.service.carry_out(Message(REF, "dance", (), {}))
+        await world.service.carry_out(Message(REF, "dance", {}))
     with pytest.raises(UnknownVerbError, match="'turns with these arguments'"):
-        await world.service.carry_out(Message(REF, "turns", (0, 10, ()), {"newest_first": True}))
+        await world.service.carry_out(
+            Message(REF, "turns", {"after": 0, "limit": 10, "cached": (), "newest_first": True})
+        )

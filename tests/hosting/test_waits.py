@@ -280,7 +280,7 @@ class Caller:
 
     def waits(self, call: Message) -> Waited[PackedOutcome]:
         """Let a slice of the wait pass."""
-        timeout_s = call.args[0]
+        timeout_s = call.arguments["timeout_s"]
         self.clock.now += SLICE_S if timeout_s is None else min(timeout_s, SLICE_S)
         return Waited(PackedOutcome("running", None, None, None), False)
 
@@ -293,7 +293,9 @@ def test_a_wait_is_asked_again_slice_by_slice_until_its_own_timeout(
     with pytest.raises(WaitTimeoutError):
         caller.run.wait(2.5 * SLICE_S)
     assert clock.now - began == pytest.approx(2.5 * SLICE_S)
-    assert [call.args[0] for call in caller.calls] == pytest.approx([2.5 * SLICE_S, 1.5 * SLICE_S, 0.5 * SLICE_S])
+    assert [call.arguments["timeout_s"] for call in caller.calls] == pytest.approx(
+        [2.5 * SLICE_S, 1.5 * SLICE_S, 0.5 * SLICE_S]
+    )
 
 
 def test_a_caller_for_whom_there_is_no_place_pauses_and_asks_again_until_there_is(
@@ -341,7 +343,7 @@ def test_a_cancel_of_the_active_run_names_it_when_it_asks_again(clock: Clock, mo
     caller = Caller(clock, monkeypatch, answer)
     assert Session(caller.client, SessionRef(SessionKey("s")), None).cancel("enough") is True
     assert [call.verb for call in caller.calls] == ["info", "cancel", "cancel"]
-    assert [call.args[1] for call in caller.calls[1:]] == ["first", "first"]
+    assert [call.arguments["run_id"] for call in caller.calls[1:]] == ["first", "first"]
 
 
 def test_a_limit_of_waits_is_one_or_more() -> None:

@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 from ray import cloudpickle
 
+from memories.vector_memories import FlakyEmbedding
 from stored.open_stores import closing
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.longterm import conformance as contract
@@ -103,6 +104,34 @@ async def test_processes_that_write_at_once_lose_and_double_nothing(make: Callab
         )
         assert sum(counts) == 20
         assert len(await first.recall(ANN, "Fig number", limit=1000)) == 80
+
+
+async def test_of_two_embeddings_at_once_the_later_makes_vectors_and_the_earlier_says_so(
+    make: Callable[..., VectorMemory], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each would otherwise make all vectors anew, after each item that the other one saves."""
+    earlier, later = FlakyEmbedding(made_of="one"), FlakyEmbedding(made_of="another")
+
+    async def save(memory: VectorMemory, name: str) -> None:
+        await memory.remember(ANN, [MemoryItem(id=f"{name}{n}", text=f"Fig {name} {n}.") for n in range(10)])
+        while await memory.catch_up():
+            pass
+
+    async with closing(make(embedding=earlier)) as first, closing(make(embedding=later)) as second:
+        await save(first, "a")
+        await save(second, "b")
+        for number in range(4):
+            await save(first, f"c{number}-")
+            await save(second, f"d{number}-")
+        assert sum(earlier.calls) <= 30 and sum(later.calls) == 100, "each item once, but for what came before it knew"
+        trouble = trouble_of(await first.recall(ANN, "Fig a 1")) or ""
+        assert '"another"' in trouble and '"one"' in trouble and "the same embedding" in trouble
+        assert trouble_of(await second.recall(ANN, "Fig a 1")) is None and (await second.check()).ok
+        assert {"a1", "b1", "d3-9"} <= {item.id for item in await first.recall(ANN, "Fig", limit=200)}
+    assert 'are made anew by turnwise_hash_v1 {"made_of": "another"}' in caplog.text
+    async with closing(make(embedding=earlier)) as again:  # and when the other one has ended, it has them again
+        await save(again, "e")
+        assert trouble_of(await again.recall(ANN, "Fig a 1")) is None and (await again.check()).ok
 
 
 async def test_unused_items_expire_and_users_are_deleted(make: Callable[..., VectorMemory]) -> None:

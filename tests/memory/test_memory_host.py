@@ -144,9 +144,9 @@ async def test_a_recall_is_cancelled_when_its_caller_waits_no_longer() -> None:
     memory = Hanging()
     host = MemoryHost(lambda: memory)
     await host.do_recall(BOB, "tea")  # opens it
-    answer, _ = unpacked(await host.call(packed(("recall", (ADA, "tea"), {}, 0.01))))
+    answer, _ = unpacked(await host.call(packed(("recall", {"scope": ADA, "query": "tea"}, 0.01))))
     assert isinstance(answer, GaveUp) and cancelled.is_set()
-    found, _ = unpacked(await host.call(packed(("recall", (BOB, "tea"), {}, 60.0))))
+    found, _ = unpacked(await host.call(packed(("recall", {"scope": BOB, "query": "tea"}, 60.0))))
     assert [item.text for item in found] == ["tea"]
 
 
@@ -375,8 +375,8 @@ async def test_a_memory_is_left_alone_though_its_host_notices_first_that_it_is_l
         id = "of this test"
 
         async def ask(self, request: bytes, *, is_recall: bool) -> bytes:
-            verb, args, kwargs, _ = unpacked(request)
-            return await host.call(packed((verb, args, kwargs, 0.01)))
+            verb, arguments, _ = unpacked(request)
+            return await host.call(packed((verb, arguments, 0.01)))
 
         def warm(self, request: bytes) -> None:
             pass

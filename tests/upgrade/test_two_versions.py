@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -15,6 +14,7 @@ import psycopg
 import pytest
 
 import turnwise
+from processes.later_version import edit, make_later
 from stored.open_stores import closing
 from turnwise.errors import SchemaVersionError
 from turnwise.memory.stores.sql.store import SQLStore
@@ -41,28 +41,7 @@ with SessionManager(url, engine=EchoEngine(), placement=InProcess(), config=conf
 @pytest.fixture
 def later(tmp_path: Path) -> Path:
     """A folder with the package as a later version may be: one more column, which earlier code need not know."""
-    folder = tmp_path / "later"
-    package = Path(turnwise.__file__).parent
-    shutil.copytree(package, folder / "turnwise")  # with what Python has compiled of it
-    edit(folder / "turnwise/__init__.py", '__version__ = "0.1.0"', '__version__ = "0.2.0"')
-    schema = folder / "turnwise/memory/stores/sql/schema.py"
-    added = 'migrations={1: ["ALTER TABLE turnwise_turns ADD COLUMN mood TEXT"]}, writable_from=1, readable_from=1'
-    edit(schema, "version=1, tables=tables", f"version=2, tables=tables, {added}")
-    edit(schema, '    Column("marks", Text),\n', '    Column("marks", Text),\n    Column("mood", Text),\n')
-    rows = folder / "turnwise/memory/stores/sql/rows.py"
-    edit(
-        rows,
-        '"marks": to_json(turn.marks or None),\n',
-        '"marks": to_json(turn.marks or None),\n        "mood": "calm",\n',
-    )
-    edit(folder / "turnwise/actors/session/config.py", "    idle_s:", "    hurries: bool = False\n    idle_s:")
-    return folder
-
-
-def edit(path: Path, before: str, after: str) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert text.count(before) == 1, f"{path}: {text.count(before)} of {before!r}"
-    path.write_text(text.replace(before, after), encoding="utf-8")
+    return make_later(tmp_path / "later")
 
 
 class Program:

@@ -1,6 +1,8 @@
 """What travels between processes of two versions: it is understood, or refused with both versions named."""
 
 import pickle
+import sys
+from collections import namedtuple
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +11,24 @@ import pytest
 from turnwise import EchoEngine, InProcess, SessionManager
 from turnwise.actors.hosting import verbs, wire_version
 from turnwise.actors.hosting.placement import Dedicated
-from turnwise.actors.hosting.wire import HostLoad, Message, SessionRef
-from turnwise.actors.hosting.wire_version import OWN, WireVersion, packed, unpacked, unpacked_settings
+from turnwise.actors.hosting.wire import HostLoad, Message, Refused, SessionRef, StartAnswer
+from turnwise.actors.hosting.wire_version import (
+    OWN,
+    WireVersion,
+    packed,
+    unpacked,
+    unpacked_answer,
+    unpacked_settings,
+)
 from turnwise.actors.session.config import SessionConfig
-from turnwise.errors import WireVersionError
+from turnwise.errors import OverloadedError, WireVersionError
+from turnwise.memory.conversation.blocks import Text
+from turnwise.memory.conversation.branches import Branch
+from turnwise.memory.conversation.ledger import Purpose
 from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.conversation.spans import Span
+from turnwise.memory.quotas.records import CounterKey
+from turnwise.memory.values.named_tuples import by_name
 
 LATER = WireVersion(2, 2, "0.2.0")
 ADDING = WireVersion(1, 1, "0.1.1")
@@ -75,6 +90,58 @@ def test_a_field_of_this_version_that_an_earlier_one_lacks_has_its_default() -> 
     del vars(load)["sessions"]
     with pytest.raises(WireVersionError, match="HostLoad lacks 'sessions', which this version needs"):
         unpacked(sent_by(ADDING, load))
+
+
+def test_an_answer_leaves_out_fields_of_a_later_version_since_what_was_asked_is_done() -> None:
+    later = with_field(StartAnswer("r", 3, None), mood="calm")
+    answer = unpacked_answer(sent_by(ADDING, [with_field(Dedicated(max_waits=7), hurries=True), {"a": later}]))
+    assert answer == [Dedicated(max_waits=7), {"a": StartAnswer("r", 3, None)}]
+    assert not any("mood" in vars(one) or "hurries" in vars(one) for one in (answer[0], answer[1]["a"]))
+    del vars(later)["turn_index"]
+    with pytest.raises(WireVersionError, match="StartAnswer lacks 'turn_index', which this version needs"):
+        unpacked_answer(sent_by(ADDING, later))
+    with pytest.raises(WireVersionError, match="wire version 2"):
+        unpacked_answer(sent_by(LATER, REF))
+
+
+def test_a_block_of_another_version_has_the_fields_that_this_one_knows() -> None:
+    block = Text(text="hello")
+    later = Text.model_construct(**dict(block))
+    vars(later)["mood"] = "calm"
+    with pytest.raises(WireVersionError, match="Text has 'mood', which this version does not know"):
+        unpacked(sent_by(ADDING, ("start", [later])))
+    assert vars(unpacked_answer(sent_by(ADDING, later))) == vars(block)
+    earlier = Text.model_construct(**dict(block))
+    missing = next(name for name, field in Text.model_fields.items() if not field.is_required() and name != "kind")
+    del vars(earlier)[missing]
+    assert unpacked(sent_by(ADDING, earlier)) == block
+
+
+@pytest.mark.parametrize(
+    "value", [SessionKey("s", "ann"), Span("1", 2, 3), Branch(1, 0), Purpose("run", "m"), CounterKey("ann", "", "q")]
+)
+def test_named_tuples_have_their_values_by_name(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later version has one field more, before the others."""
+    kind = type(value)
+    data = sent_by(ADDING, value)
+    make: Any = namedtuple  # noqa: PYI024 - like any of these classes
+    later = make(kind.__name__, ["mood", *kind._fields], defaults=["calm", *[None] * len(kind._fields)])
+    monkeypatch.setattr(sys.modules[kind.__module__], kind.__name__, later)
+    received = unpacked(data)
+    assert received == ("calm", *value) and {name: getattr(received, name) for name in kind._fields} == value._asdict()
+    monkeypatch.setattr(later, "__module__", kind.__module__)
+    monkeypatch.setattr(later, "__reduce__", by_name, raising=False)
+    sent = sent_by(ADDING, received)
+    monkeypatch.undo()
+    with pytest.raises(WireVersionError, match="unexpected keyword argument 'mood'"):
+        unpacked(sent)
+
+
+def test_an_error_of_an_earlier_version_that_lacks_a_field_is_still_that_error() -> None:
+    data = sent_by(ADDING, Refused(OverloadedError("s", "max_calls", 7))).replace(b"value", b"worth")
+    error = unpacked_answer(data).error
+    assert isinstance(error, OverloadedError)
+    assert vars(error) | {"worth": 7} == {"session_id": "s", "limit": "max_calls", "value": None, "worth": 7}
 
 
 def test_a_class_of_a_later_version_is_refused_and_named() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-import pickle
 import secrets
 import time
 import warnings
@@ -27,16 +26,15 @@ from turnwise.actors.cluster.addressees import Addressees
 from turnwise.actors.cluster.calls.actor_waiting import reached
 from turnwise.actors.hosting.process_memory import collect_rarely
 from turnwise.actors.hosting.reach import NoProcessError
-from turnwise.actors.hosting.wire_version import unpacked_settings
+from turnwise.actors.hosting.wire_version import packed, unpacked, unpacked_answer, unpacked_settings
+from turnwise.errors import WireVersionError
 from turnwise.memory.background import log_failure, retry, watch
 
 if TYPE_CHECKING:
     from turnwise.actors.cluster.actor_lookup import DedicatedLookup, PackedLookup
     from turnwise.actors.cluster.actor_spec import ActorSpec
     from turnwise.actors.dispatch.dispatcher import Dispatcher
-    from turnwise.actors.hosting.logs import LogSettings
     from turnwise.actors.hosting.placement import Dedicated, Packed
-    from turnwise.errors import TurnwiseError
     from turnwise.memory.deliveries.records import Delivery
     from turnwise.memory.stores.base import SessionStore
 
@@ -69,20 +67,25 @@ class DispatcherActor:
     a commit that took longer than `leave_s`, `tell` is refused likewise.
 
     Args:
-        settings: a pickled `ActorSpec`, or the key of one.
+        start: a pickled `ActorSpec`, or the key of one, with the assignment and the `LogSettings`: see `ActorSettings`.
     """
 
     _title = "Dispatcher"
     """Ray wants the name of the process also where the constructor has failed."""
 
-    def __init__(self, settings: bytes | Kept, assignment: DispatcherAssignment, logs: LogSettings) -> None:
-        self._title = f"Dispatcher({assignment.store_id})"
+    _assignment: DispatcherAssignment
+
+    def __init__(self, start: bytes) -> None:
         collect_rarely()
-        logs.apply()
-        self._assignment = assignment
-        self._settings = settings
-        self._placement = assignment.placement
-        self._note_name = f"dispatchers/{_digest(assignment)}"
+        self._misfit: WireVersionError | None = None
+        """Why it cannot read what it was started with. Callers are told, and it leaves."""
+        try:
+            self._settings, self._assignment, logs = unpacked(start)
+            self._placement = self._assignment.placement
+            self._title = f"Dispatcher({self._assignment.store_id})"
+            logs.apply()
+        except WireVersionError as error:
+            self._misfit = error
         self._leave = Shutdown(self._forget)
         self._is_leaving = False
         self._needed_at = time.monotonic()
@@ -98,9 +101,10 @@ class DispatcherActor:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # raised within Ray
             is_back = context.was_current_actor_reconstructed
+            actor_name = str(context.get_actor_name())
         self._loading = Loading(
             self._load,
-            actor_name=dispatcher_name(assignment.store_id),
+            actor_name=actor_name,
             starts=StartsInRay(str(context.get_actor_id())) if is_back else None,
             leave=self._end,
         )
@@ -124,13 +128,15 @@ class DispatcherActor:
 
         Returns why it stays instead: it opens files of this node; empty if it goes. May be repeated.
         """
-        if (await asyncio.to_thread(self._read_spec)).place.is_local:
+        if not self._misfit and (await asyncio.to_thread(self._read_spec)).place.is_local:
             return FILES
         self._leave.move()
         return ""
 
     async def expect(self) -> bool:
         """Stay for `leave_s` seconds; return False if it leaves already, so that another actor has to be made."""
+        if self._misfit:
+            raise self._misfit
         self._needed_at = time.monotonic()
         return not self._is_leaving
 
@@ -146,25 +152,30 @@ class DispatcherActor:
             self._told_at = min(self._told_at, due_at)
         return not self._is_leaving
 
-    async def deliver(self, delivery: Delivery) -> TurnwiseError | None:
+    async def deliver(self, request: bytes) -> bytes:
         """Have a session of this namespace carry out a delivery that another namespace's actor found to be due.
 
-        Returns the error with which the session refuses it.
+        Returns None, or `Refused` if the session refuses it, pickled as the delivery is.
         """
+        from turnwise.actors.hosting.wire import Refused
         from turnwise.errors import TurnwiseError
 
         self._needed_at = time.monotonic()
         try:
-            await self._deliver_here(delivery)
+            await self._deliver_here(unpacked(request))
         except TurnwiseError as error:
-            return error
-        return None
+            return packed(Refused(error))
+        return packed(None)
 
-    async def register(self, settings: bytes | Kept, placement: Dedicated | Packed) -> None:
+    async def register(self, request: bytes) -> None:
         """Start sessions' processes as this manager does from now on, if its sessions live elsewhere than they did.
 
         Once it returns, the actor's next process has these settings, too.
+
+        Args:
+            request: the settings, or their key, and the placement, pickled.
         """
+        settings, placement = unpacked(request)
         async with self._registering:
             await self._loading.host()  # which reads the earlier ones
             if _layout_of(placement) == _layout_of(self._placement):
@@ -226,17 +237,18 @@ class DispatcherActor:
 
         A namespace has one as long as something is to be due there, unless somebody ended it.
         """
+        from turnwise.actors.hosting.wire import Refused
         from turnwise.errors import SessionLostError
 
         namespace = delivery.namespace or self._assignment.namespace
         if namespace != self._assignment.namespace and (other := await asyncio.to_thread(self._find_in, namespace)):
             try:
-                refusal = await reached(other, other.deliver.remote(delivery))
+                answer = unpacked_answer(await reached(other, other.deliver.remote(packed(delivery))))
             except (RayError, NoProcessError) as error:
                 reason = f"the dispatcher of namespace {namespace!r} cannot be reached ({error})"
                 raise SessionLostError(delivery.addressee.session_id, reason) from error
-            if refusal is not None:
-                raise refusal
+            if isinstance(answer, Refused):
+                raise answer.error
         else:
             await self._deliver_here(delivery)
 
@@ -278,8 +290,10 @@ class DispatcherActor:
     def _open(self) -> SessionStore:
         from turnwise.actors.cluster.runtime import RayRuntime
 
+        if self._misfit:
+            raise self._misfit
         for noted in notes(f"{self._note_name}/"):
-            self._settings, self._placement = pickle.loads(noted)
+            self._settings, self._placement = unpacked(noted)
         return self._read_spec().place.open_store(RayRuntime(self._assignment.namespace))
 
     def _read_spec(self) -> ActorSpec:
@@ -288,10 +302,14 @@ class DispatcherActor:
 
     def _note(self, settings: bytes | Kept, placement: Dedicated | Packed) -> None:
         stored_settings = keep(settings) if isinstance(settings, bytes) else settings
-        note(self._note_name, pickle.dumps((stored_settings, placement), pickle.HIGHEST_PROTOCOL), [stored_settings])
+        note(self._note_name, packed((stored_settings, placement)), [stored_settings])
 
-    def _forget(self) -> Future[None]:
-        return _THREAD.submit(_drop, self._note_name)
+    @property
+    def _note_name(self) -> str:
+        return f"dispatchers/{_digest(self._assignment)}"
+
+    def _forget(self) -> Future[None] | None:
+        return None if self._misfit else _THREAD.submit(_drop, self._note_name)
 
 
 _THREAD = ThreadPoolExecutor(1, thread_name_prefix="turnwise-dispatcher")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from functools import partial
 from typing import Any, cast
 
 import ray
 from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 
-from turnwise.actors.cluster.actor_settings import ActorSettings, Kept, read_settings
+from turnwise.actors.cluster.actor_settings import ActorSettings, SettingsLostError, read_settings
 from turnwise.actors.cluster.actors.shutdown import FILES, Shutdown, where
 from turnwise.actors.cluster.calls import local_calls
 from turnwise.actors.cluster.node_choice import ANYWHERE, here
@@ -18,8 +17,8 @@ from turnwise.actors.hosting.identity import identity, pickled
 from turnwise.actors.hosting.memory.memory_host import MemoryHost
 from turnwise.actors.hosting.process_memory import collect_rarely
 from turnwise.actors.hosting.reach import Reach
-from turnwise.actors.hosting.wire_version import unpacked_settings
-from turnwise.errors import ConfigError, LongTermMemoryError
+from turnwise.actors.hosting.wire_version import unpacked, unpacked_settings
+from turnwise.errors import ConfigError, LongTermMemoryError, WireVersionError
 from turnwise.memory.longterm.base import LongTermMemory, is_local, label_of
 
 MAX_CALLS = 1000
@@ -30,12 +29,14 @@ class MemoryActor:
     """`MemoryHost` on Ray. Undecorated: `MemoryActorProcess` makes it an actor.
 
     Args:
-        settings: the memory with its settings, pickled, or their key.
+        start: the memory with its settings, pickled, or their key: see `ActorSettings`.
     """
 
-    def __init__(self, settings: bytes | Kept) -> None:
-        self._settings = settings
-        self._host = MemoryHost(partial(_load, settings))
+    def __init__(self, start: bytes) -> None:
+        self._start = start
+        self._host = MemoryHost(self._load)
+        self._is_misfit = False
+        """Whether its settings do not fit this version, or are lost."""
         self._listening: asyncio.Task[asyncio.Server | None] | None = None
         self._calls: set[asyncio.Task[bytes]] = set()
         """The calls that are carried out."""
@@ -52,7 +53,10 @@ class MemoryActor:
         task = asyncio.ensure_future(self._host.call(request))
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
-        return await task
+        answer = await task
+        if self._is_misfit:  # the next call makes another actor, perhaps on a node with another version
+            self._leave()
+        return answer
 
     async def where(self) -> tuple[str, int, int | None]:
         """Return the id of this process's node, the process id, and its memory in bytes."""
@@ -65,7 +69,7 @@ class MemoryActor:
 
         Returns why it stays instead: its files are on this node; empty if it goes. May be repeated.
         """
-        if is_local(await asyncio.to_thread(_load, self._settings)):
+        if is_local(await asyncio.to_thread(self._load)):
             return FILES
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain(timeout_s))
@@ -80,6 +84,15 @@ class MemoryActor:
         """Carry out a request whose answer nobody waits for; then tune the process for long life."""
         await self.call(request)
         collect_rarely()
+
+    def _load(self) -> LongTermMemory:
+        try:
+            (settings,) = unpacked(self._start)
+            memory: LongTermMemory = unpacked_settings(read_settings(settings))
+        except (SettingsLostError, WireVersionError):
+            self._is_misfit = True
+            raise
+        return memory
 
 
 class MemoryActorProcess:
@@ -166,11 +179,6 @@ class MemoryActorProcess:
             max_concurrency=MAX_CALLS,
             **(here() if self._is_local else ANYWHERE),
         )
-
-
-def _load(settings: bytes | Kept) -> LongTermMemory:
-    memory: LongTermMemory = unpacked_settings(read_settings(settings))
-    return memory
 
 
 _FILES_LOST = "the node with its files is lost: open a manager with it where they are, or keep it in a database"

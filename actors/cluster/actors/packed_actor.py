@@ -6,8 +6,8 @@ import asyncio
 import math
 import os
 import warnings
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import RayActorError, RayError
 
 from turnwise.actors.cluster.actor_names import FOR_EVER, actor_name, find_actor
-from turnwise.actors.cluster.actor_settings import ActorSettings, Kept, read_settings
+from turnwise.actors.cluster.actor_settings import ActorSettings, read_settings
 from turnwise.actors.cluster.actor_spec import ActorSpec
 from turnwise.actors.cluster.actors.loading import Loading, StartsInRay
 from turnwise.actors.cluster.actors.shutdown import FILES, Shutdown, where
@@ -29,14 +29,13 @@ from turnwise.actors.hosting.logs import LogSettings
 from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.hosting.process_memory import collect_rarely
 from turnwise.actors.hosting.reach import NoProcessError
-from turnwise.actors.hosting.wire_version import packed, unpacked, unpacked_settings
+from turnwise.actors.hosting.wire_version import packed, unpacked, unpacked_answer, unpacked_settings
+from turnwise.errors import WireVersionError
 from turnwise.memory.background import retry, watch
 
 if TYPE_CHECKING:
     from turnwise.actors.hosting.engine_override import EngineOverride
     from turnwise.actors.hosting.packed_host import PackedHost
-    from turnwise.actors.hosting.wire import HostLoad
-    from turnwise.errors import TurnwiseError
     from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 
 THREADS = 32
@@ -84,36 +83,41 @@ class PackedActor:
     """`PackedHost` on Ray. Undecorated: `PackedLookup` makes it an actor.
 
     Args:
-        settings: a pickled `ActorSpec`, or the key of one.
+        start: a pickled `ActorSpec`, or the key of one, with the assignment and the `LogSettings`: see `ActorSettings`.
     """
 
     _title = "PackedHost"
     """Ray wants the name of the process also where the constructor has failed."""
 
-    def __init__(self, settings: bytes | Kept, assignment: HostAssignment, logs: LogSettings) -> None:
-        layout, index = assignment.layout, assignment.index
-        self._title = f"PackedHost({index + 1} of {layout.hosts})"
+    _assignment: HostAssignment
+
+    def __init__(self, start: bytes) -> None:
         collect_rarely()
-        logs.apply()
-        self._assignment = assignment
-        self._settings = settings
-        self._logs = logs
+        self._misfit: WireVersionError | None = None
+        """Why it cannot read what it was started with. Callers are told, and it leaves."""
+        try:
+            self._settings, self._assignment, self._logs = unpacked(start)
+            self._logs.apply()
+            self._title = f"PackedHost({self._assignment.index + 1} of {self._assignment.layout.hosts})"
+        except WireVersionError as error:
+            self._misfit = error
         self._draining: set[asyncio.Task[None]] = set()
         self._ends_at = math.inf
         """When the time of the drains is over that have not failed, by the clock of the event loop."""
         context = ray.get_runtime_context()
         self._node_id = context.get_node_id()
         self._actor_id = str(context.get_actor_id())
-        self._leave = Shutdown(partial(drop_overrides, assignment.namespace, self._actor_id))
+        self._leave = Shutdown(self._forget)
         self._host: PackedHost | None = None
         self._listening: asyncio.Task[asyncio.Server | None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # raised within Ray
             self._is_back = context.was_current_actor_reconstructed
+            actor_name = str(context.get_actor_name())
         self._loading = Loading(
             self._load,
-            actor_name=assignment.actor_name,
+            actor_name=actor_name,
             starts=StartsInRay(self._actor_id) if self._is_back else None,
             leave=self._leave,
         )
@@ -135,7 +139,7 @@ class PackedActor:
 
     async def recover_after_restart(self) -> None:
         """Load the host, with retries: runs of the lost process must not wait for the next call."""
-        await retry(self._load_again, f"a packed host of {self._assignment.namespace!r}: recovery")
+        await retry(self._load_again, f"{self}: recovery")
 
     async def _load_again(self) -> None:
         await self._loading.pause()
@@ -166,21 +170,24 @@ class PackedActor:
         async for ready in host.calls(requests):
             yield ready
 
-    async def release(self, key: SessionKey) -> bool:
-        """See `PackedHost.release`."""
-        return await (await self._loaded()).release(key)
+    async def release(self, request: bytes) -> bytes:
+        """See `PackedHost.release`; the session's key and the answer are pickled."""
+        return await self._answer(request, lambda host, key: host.release(key))
 
-    async def adopt(
-        self, key: SessionKey, override: EngineOverride, engines: Mapping[str, bytes]
-    ) -> TurnwiseError | None:
-        """See `PackedHost.adopt`; returns the error of a refusal."""
+    async def adopt(self, request: bytes) -> bytes:
+        """See `PackedHost.adopt`; its arguments and the answer are pickled."""
+        return await self._answer(request, lambda host, arguments: host.adopt(**arguments))
+
+    async def _answer(self, request: bytes, carry_out: Callable[[PackedHost, Any], Awaitable[object]]) -> bytes:
+        """Return the answer of another host's request, or `Refused`, pickled."""
+        from turnwise.actors.hosting.wire import Refused
         from turnwise.errors import TurnwiseError
 
+        host = await self._loaded()
         try:
-            await (await self._loaded()).adopt(key, override, engines)
+            return packed(await carry_out(host, unpacked(request)))
         except TurnwiseError as error:
-            return error
-        return None
+            return packed(Refused(error))
 
     async def retire(self) -> None:
         """See `PackedHost.retire`."""
@@ -192,6 +199,9 @@ class PackedActor:
         Returns why it stays instead: it opens files of this node; empty if it goes. May be repeated: the shortest
         time counts, and a drain that failed begins again.
         """
+        if self._misfit:
+            self._leave()
+            return ""
         if (await asyncio.to_thread(self._spec)).place.is_local:
             return FILES
         ends_at = asyncio.get_running_loop().time() + timeout_s
@@ -223,13 +233,16 @@ class PackedActor:
         spec: ActorSpec = unpacked_settings(read_settings(self._settings))
         return spec
 
-    async def residents(self) -> list[SessionKey]:
-        """See `PackedHost.residents`."""
-        return (await self._loaded()).residents
+    async def residents(self) -> bytes:
+        """See `PackedHost.residents`; pickled."""
+        return packed((await self._loaded()).residents)
 
-    async def load(self) -> HostLoad:
-        """See `PackedHost.current_load`."""
-        return (await self._loaded()).current_load
+    async def load(self) -> bytes:
+        """See `PackedHost.current_load`; pickled."""
+        return packed((await self._loaded()).current_load)
+
+    def _forget(self) -> Future[None] | None:
+        return None if self._misfit else drop_overrides(self._assignment.namespace, self._actor_id)
 
     async def _loaded(self) -> PackedHost:
         if self._host is None:
@@ -238,6 +251,8 @@ class PackedActor:
         return self._host
 
     async def _load(self) -> PackedHost:
+        if self._misfit:
+            raise self._misfit
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="turnwise"))
         host, is_replaced = await asyncio.to_thread(self._make)
         if self._is_back:  # before it is retired, so that it does not leave first
@@ -337,14 +352,19 @@ class _EarlierHosts:
         self._successor = successor
 
     async def release(self, key: SessionKey) -> bool:
+        from turnwise.actors.hosting.wire import Refused
+
         actor = self._find(key)
         if actor is None:
             return True
-        released = actor.release.options(max_task_retries=0).remote(key)
+        released = actor.release.options(max_task_retries=0).remote(packed(key))
         try:
-            return bool(await asyncio.wait_for(asyncio.wrap_future(released.future()), RELEASE_S))
+            answer = unpacked_answer(await asyncio.wait_for(asyncio.wrap_future(released.future()), RELEASE_S))
         except (RayError, TimeoutError):  # it is dead, or cannot load, so it uses none
             return True  # a frozen host may still have it, but the store refuses its commits from now on
+        if isinstance(answer, Refused):  # one that understands nothing may have it: callers are told so there
+            return not isinstance(answer.error, WireVersionError)
+        return bool(answer)
 
     async def call(self, request: bytes, key: SessionKey) -> bytes:
         from turnwise.actors.hosting.wire import Refused
@@ -373,17 +393,19 @@ class _NewestHosts:
         self._hosts: LayoutHosts | None = None
 
     async def adopt(self, key: SessionKey, override: EngineOverride, engines: Mapping[str, bytes]) -> None:
-        refusal = await self._ask(key, lambda actor: actor.adopt.remote(key, override, engines))
-        if refusal is not None:
-            self._hosts = None
-            raise refusal
+        arguments = packed({"key": key, "override": override, "engines": engines})
+        self._check(unpacked_answer(await self._ask(key, lambda actor: actor.adopt.remote(arguments))))
 
     async def warm(self, key: SessionKey) -> None:
         from turnwise.actors.hosting import verbs
-        from turnwise.actors.hosting.wire import Refused, SessionRef
+        from turnwise.actors.hosting.wire import SessionRef
 
         request = verbs.warm().to(SessionRef(key)).pickled()
-        answer = unpacked(await self._ask(key, lambda actor: actor.call.remote(request)))
+        self._check(unpacked_answer(await self._ask(key, lambda actor: actor.call.remote(request))))
+
+    def _check(self, answer: object) -> None:
+        from turnwise.actors.hosting.wire import Refused
+
         if isinstance(answer, Refused):
             self._hosts = None
             raise answer.error

@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from turnwise.actors.cluster.actor_settings import Kept, read_settings
+from turnwise.actors.cluster.actor_settings import read_settings
 from turnwise.actors.cluster.actors.loading import Loading, StartsInRay
 from turnwise.actors.cluster.actors.shutdown import FILES, Shutdown, where
 from turnwise.actors.cluster.actors.switched_engines import drop_overrides, find_overrides, save_override
 from turnwise.actors.cluster.calls.local_calls import listen
 from turnwise.actors.hosting.process_memory import collect_rarely
-from turnwise.actors.hosting.wire_version import unpacked_settings
+from turnwise.actors.hosting.wire_version import unpacked, unpacked_settings
+from turnwise.errors import WireVersionError
 from turnwise.memory.background import retry, watch
 
 if TYPE_CHECKING:
     from turnwise.actors.cluster.actor_spec import ActorSpec
     from turnwise.actors.hosting.dedicated_host import DedicatedHost
-    from turnwise.actors.hosting.logs import LogSettings
     from turnwise.actors.hosting.placement import Dedicated
     from turnwise.memory.conversation.sessions import SessionKey
 
@@ -52,17 +52,20 @@ class SessionActor:
     """`DedicatedHost` on Ray. Undecorated: `DedicatedLookup` makes it an actor.
 
     Args:
-        settings: a pickled `ActorSpec`, or the key of one.
+        start: a pickled `ActorSpec`, or the key of one, with the assignment and the `LogSettings`: see `ActorSettings`.
     """
 
     _assignment: SessionAssignment
 
-    def __init__(self, settings: bytes | Kept, assignment: SessionAssignment, logs: LogSettings) -> None:
-        self._assignment = assignment
-        self._logs = logs
+    def __init__(self, start: bytes) -> None:
         collect_rarely()
-        logs.apply()
-        self._settings = settings
+        self._misfit: WireVersionError | None = None
+        """Why it cannot read what it was started with. Callers are told, and it leaves."""
+        try:
+            self._settings, self._assignment, logs = unpacked(start)
+            logs.apply()
+        except WireVersionError as error:
+            self._misfit = error
         context = ray.get_runtime_context()
         self._node_id = context.get_node_id()
         with warnings.catch_warnings():
@@ -131,6 +134,9 @@ class SessionActor:
         Returns why it stays instead: it opens files of this node; empty if it goes. May be repeated: the shortest
         time counts, and a drain that failed begins again.
         """
+        if self._misfit:
+            self._leave()
+            return ""
         spec: ActorSpec = unpacked_settings(await asyncio.to_thread(read_settings, self._settings))
         if spec.place.is_local:
             return FILES
@@ -155,7 +161,7 @@ class SessionActor:
     async def call(self, request: bytes) -> bytes:
         """See `DedicatedHost.call`."""
         self._was_called = True
-        if self._leaves:
+        if self._leaves and not self._misfit:
             from turnwise.errors import SessionFencedError
 
             return self._loading.refusal(request, SessionFencedError(self._assignment.session.session_id, 0))
@@ -183,6 +189,8 @@ class SessionActor:
         from turnwise.actors.hosting.dedicated_host import DedicatedHost
         from turnwise.actors.hosting.worker_resources import WorkerResources
 
+        if self._misfit:
+            raise self._misfit
         collect_rarely()
         assignment, namespace = self._assignment, self._assignment.namespace
         spec: ActorSpec = unpacked_settings(read_settings(self._settings))

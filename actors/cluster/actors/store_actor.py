@@ -12,6 +12,7 @@ from turnwise.actors.cluster.actor_names import PROCESSES, detached_actor, find_
 from turnwise.actors.cluster.calls.actor_waiting import reached
 from turnwise.actors.hosting.reach import NoProcessError
 from turnwise.actors.hosting.wire import Refused
+from turnwise.actors.hosting.wire_version import packed, unpacked, unpacked_answer
 from turnwise.errors import StoreClosedError, StoreError, TurnwiseError
 from turnwise.memory.stores.base import SessionStore, verbs_of
 from turnwise.memory.stores.in_memory import InMemoryStore
@@ -26,12 +27,13 @@ class StoreHost:
     def __init__(self) -> None:
         self._store = InMemoryStore()
 
-    async def call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the store; return its answer, or `Refused`."""
+    async def call(self, request: bytes) -> bytes:
+        """Call a method of the store, by its pickled name and arguments; return its answer, or `Refused`, pickled."""
         try:
-            return await getattr(self._store, verb)(*args, **kwargs)
+            verb, args, kwargs = unpacked(request)
+            return packed(await getattr(self._store, verb)(*args, **kwargs))
         except TurnwiseError as error:
-            return Refused(error)
+            return packed(Refused(error))
 
 
 class _RemoteStore:
@@ -50,7 +52,8 @@ class _RemoteStore:
         if self._actor is None:
             raise StoreClosedError(self._url)
         try:
-            answer = await reached(self._actor, self._actor.call.remote(verb, *args, **kwargs))
+            call = self._actor.call.remote(packed((verb, args, kwargs)))
+            answer = unpacked_answer(await reached(self._actor, call))
         except (RayError, NoProcessError) as error:
             raise StoreError(f"store {self._url} was lost with its process: use a durable store") from error
         if isinstance(answer, Refused):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import pickle
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +25,7 @@ from turnwise.actors.cluster.actor_settings import (
     read_settings,
 )
 from turnwise.actors.hosting.engine_override import EngineOverride
+from turnwise.actors.hosting.wire_version import packed, unpacked
 from turnwise.memory.background import log_failure
 from turnwise.memory.conversation.sessions import SessionKey
 
@@ -48,7 +48,7 @@ async def save_override(
 
 def find_overrides(namespace: str, key: str) -> tuple[dict[SessionKey, EngineOverride], dict[str, bytes]]:
     """Return the engines of an actor's sessions, by session, and the pickled engines by id. Blocks."""
-    noted = [pickle.loads(note_bytes) for note_bytes in notes(_name(namespace, key))]
+    noted = [unpacked(note_bytes) for note_bytes in notes(_name(namespace, key))]
     noted.sort(key=itemgetter(0))  # a process that died while it wrote one may have left the earlier one, too
     stored_engines: dict[str, Kept] = {
         engine_id: stored for *_, engines in noted for engine_id, stored in engines.items()
@@ -68,12 +68,8 @@ def note_engine(namespace: str, engine_id: str, engine: bytes) -> None:
     It is for sessions that this process's sessions send something to. The `MOST_NOTED` that were noted last stay.
     """
     kept = keep(engine)
-    note(
-        _engine_name(namespace, engine_id),
-        pickle.dumps((time.time(), engine_id, kept), pickle.HIGHEST_PROTOCOL),
-        [kept],
-    )
-    noted = sorted(pickle.loads(note_bytes)[:2] for note_bytes in notes(_engine_name(namespace)))
+    note(_engine_name(namespace, engine_id), packed((time.time(), engine_id, kept)), [kept])
+    noted = sorted(unpacked(note_bytes)[:2] for note_bytes in notes(_engine_name(namespace)))
     for _, earlier_id in noted[:-MOST_NOTED]:
         drop_notes(f"{_engine_name(namespace, earlier_id)}/")
 
@@ -82,7 +78,7 @@ def find_engine(namespace: str, engine_id: str) -> bytes | None:
     """Return the pickled engine that a process of a namespace has noted; None if it is noted no longer. Blocks."""
     for note_bytes in notes(f"{_engine_name(namespace, engine_id)}/"):
         with suppress(SettingsLostError):
-            return read_settings(pickle.loads(note_bytes)[2])
+            return read_settings(unpacked(note_bytes)[2])
     return None
 
 
@@ -94,7 +90,7 @@ def _save(
     namespace: str, key: str, session: SessionKey, override: EngineOverride, engines: Mapping[str, bytes]
 ) -> None:
     stored_engines = {engine_id: keep(engine) for engine_id, engine in engines.items()}
-    value = pickle.dumps((time.time(), session, override, stored_engines), pickle.HIGHEST_PROTOCOL)
+    value = packed((time.time(), session, override, stored_engines))
     note(_name(namespace, key, session), value, list(stored_engines.values()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any, Protocol, Unpack, cast, runtime_checkable
 
 from turnwise.actors.hosting.memory.batcher import Batcher
 from turnwise.actors.hosting.wire import GaveUp, Refused
-from turnwise.actors.hosting.wire_version import packed, unpacked
+from turnwise.actors.hosting.wire_version import misfit, packed, unpacked
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.text_model import EngineModel
 from turnwise.errors import LongTermMemoryError, TurnwiseError, WireVersionError
@@ -126,14 +127,13 @@ class MemoryHost:
     async def call(self, request: bytes) -> bytes:
         """Carry out a pickled verb with its arguments; return its answer, or `Refused`, and what models spent, pickled.
 
-        A request may say for how many seconds its caller waits. It is cancelled then, what it does on threads ends, and
-        the answer is `GaveUp`.
+        The arguments go by their names. A request may say for how many seconds its caller waits. It is cancelled then,
+        what it does on threads ends, and the answer is `GaveUp`.
         """
         try:
-            verb, args, kwargs, *waits = unpacked(request)
+            verb, arguments, waits_s = unpacked(request)
         except WireVersionError as error:
             return packed((Refused(error), []))
-        waits_s: float | None = waits[0] if waits else None
         limit, spent = asyncio.timeout(waits_s), list[tuple[Usage, str | None]]()
         try:
             async with limit:
@@ -141,13 +141,23 @@ class MemoryHost:
                     billed_to(lambda *usage: spent.append(usage)),
                     nullcontext() if waits_s is None else putting_off_after(INDEXING_SHARE * waits_s),
                 ):
-                    answer = await getattr(self, f"do_{verb}")(*args, **kwargs)
+                    answer = await getattr(self, f"do_{verb}")(**arguments)
         except TurnwiseError as error:
             answer = Refused(error)
         except Exception as error:  # noqa: BLE001 - whatever a memory raises, its caller has to know
             reason = f"{type(error).__name__}: {error}"
             answer = GaveUp() if limit.expired() else Refused(LongTermMemoryError(reason))
+            if not self._takes(verb, arguments):
+                answer = Refused(misfit(request, f"memories here do not know {verb!r} with these arguments"))
         return packed((answer, spent))
+
+    def _takes(self, verb: str, arguments: Mapping[str, Any]) -> bool:
+        """Return whether there is such a verb with such arguments; those of a later version may be others."""
+        carry_out = getattr(self, f"do_{verb}", None)
+        try:
+            return carry_out is not None and inspect.signature(carry_out).bind(**arguments) is not None
+        except TypeError:
+            return False
 
     async def do_warm(self) -> None:
         await asyncio.gather(self._memory(), asyncio.to_thread(frequency.load))

@@ -11,7 +11,7 @@ from typing import Any, Unpack, cast
 
 from turnwise.actors.hosting.runtime import MemoryProcess
 from turnwise.actors.hosting.wire import GaveUp, Refused
-from turnwise.actors.hosting.wire_version import packed, unpacked
+from turnwise.actors.hosting.wire_version import packed, unpacked_answer
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import ConfigError, LongTermMemoryError
@@ -87,7 +87,7 @@ class RemoteMemory:
         return self.process, self._deadline_s, self._recall_s
 
     async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> Collection[str]:
-        return cast(Collection[str], await self._ask("remember", scope, tuple(items)))
+        return cast(Collection[str], await self._ask("remember", scope=scope, items=tuple(items)))
 
     async def recall(
         self,
@@ -102,7 +102,7 @@ class RemoteMemory:
         filters = {"limit": limit, "types": types, "as_of": as_of}
         if per_category:
             filters["per_category"] = True
-        items = await self._ask("recall", scope, query, **filters)
+        items = await self._ask("recall", scope=scope, query=query, **filters)
         return cast(Sequence[MemoryItem], items)
 
     async def remind(
@@ -118,10 +118,10 @@ class RemoteMemory:
         filters: dict[str, Any] = {"limit": limit, "types": types, "per_category": per_category}
         if as_of is not None:
             filters["as_of"] = as_of
-        return cast(Reminder, await self._ask("remind", scope, prompt, **filters))
+        return cast(Reminder, await self._ask("remind", scope=scope, prompt=prompt, **filters))
 
     async def pin(self, scope: Scope, id: str, pinned: bool) -> bool:
-        return self.has_profiles and bool(await self._ask("pin", scope, id, pinned))
+        return self.has_profiles and bool(await self._ask("pin", scope=scope, id=id, pinned=pinned))
 
     async def update(
         self,
@@ -132,7 +132,7 @@ class RemoteMemory:
         type: MemoryType | None = None,
         **changes: Unpack[ItemChanges],
     ) -> bool:
-        return bool(await self._ask("update", scope, id, text, type, **changes))
+        return bool(await self._ask("update", scope=scope, id=id, text=text, type=type, **changes))
 
     async def list_items(
         self,
@@ -142,7 +142,9 @@ class RemoteMemory:
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[MemoryItem]:
-        return cast("Page[MemoryItem]", await self._ask("list_items", scope, types, cursor, limit))
+        return cast(
+            "Page[MemoryItem]", await self._ask("list_items", scope=scope, types=types, cursor=cursor, limit=limit)
+        )
 
     async def mentions(
         self,
@@ -153,14 +155,17 @@ class RemoteMemory:
         ids: Collection[str] = (),
     ) -> Sequence[MemoryItem]:
         """See `about.mentions`."""
-        return cast(Sequence[MemoryItem], await self._ask("mentions", scope, text, tuple(turns), tuple(ids)))
+        return cast(
+            Sequence[MemoryItem],
+            await self._ask("mentions", scope=scope, text=text, turns=tuple(turns), ids=tuple(ids)),
+        )
 
     async def forget(self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None) -> int:
-        return int(await self._ask("forget", scope, ids, turn_index))
+        return int(await self._ask("forget", scope=scope, ids=ids, turn_index=turn_index))
 
     async def forget_sessions(self, sessions: Mapping[str, Collection[str]]) -> None:
         """See `SessionsForgetting`. Ask for some hundred at once, which take less than the deadline."""
-        await self._ask("forget_sessions", sessions)
+        await self._ask("forget_sessions", sessions=sessions)
 
     async def erase(
         self, scope: Scope, ids: Collection[str] | None = None, *, turn_index: int | None = None
@@ -169,24 +174,23 @@ class RemoteMemory:
 
         A call that takes longer than the deadline goes on; the same call again waits for the same answer.
         """
-        return cast(Erasure, await self._ask("erase", scope, ids, turn_index))
+        return cast(Erasure, await self._ask("erase", scope=scope, ids=ids, turn_index=turn_index))
 
     def warm(self) -> None:
         """Let its process start and the memory be opened, without waiting for it."""
-        self.process.warm(packed(("warm", (), {})))
+        self.process.warm(packed(("warm", {}, None)))
 
     async def close(self) -> None:
         """Do nothing: the process serves others too."""
 
-    async def _ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
+    async def _ask(self, verb: str, /, **arguments: Any) -> Any:
         if (left_s := self._rests_until - time.monotonic()) > 0:
             raise LongTermMemoryError(f"{self.name} has failed {self._failures} times: left alone for {left_s:.1f} s")
         is_recall = verb in _RECALLS
         waits_s = self._recall_s if is_recall else self._deadline_s
-        until = (waits_s,) if verb in _GIVEN_UP else ()
-        request = packed((verb, args, kwargs, *until))
+        request = packed((verb, arguments, waits_s if verb in _GIVEN_UP else None))
         try:
-            answer, spent = unpacked(await self._bounded(request, waits_s, is_recall))
+            answer, spent = unpacked_answer(await self._bounded(request, waits_s, is_recall))
             for usage, model in spent:
                 bill_model_usage(usage, model)
             if isinstance(answer, GaveUp):  # a busy caller may notice the end of its own time last
@@ -208,7 +212,7 @@ class RemoteMemory:
         began = time.monotonic()
         with suppress(Exception):  # then it is not back, and the next failure watches it again
             async with asyncio.timeout(self._deadline_s):
-                await self.process.ask(packed(("warm", (), {})), is_recall=False)
+                await self.process.ask(packed(("warm", {}, None)), is_recall=False)
             if time.monotonic() - began > AWAY_S:
                 self._failures, self._rests_until = 0, 0.0
 

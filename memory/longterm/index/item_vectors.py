@@ -75,6 +75,10 @@ class ItemVectors:
         self._index = index
         self.trouble: str | None = None
         """Why no vectors are used for `pause_s`, or were not used until they work again; None if they work."""
+        self._has_taken = False
+        """Whether the store knows that the vectors are made by this embedding."""
+        self._rival = ""
+        """The embedding by which another process makes them since then; empty if none does."""
         self._pause_s = pause_s
         self._again_at = 0.0
         self._embed_s = embed_s
@@ -100,7 +104,8 @@ class ItemVectors:
 
     def recover(self) -> None:
         """Record that vectors work."""
-        self.trouble = None
+        if not self._rival:
+            self.trouble = None
 
     async def close(self) -> None:
         """Close the index. Call `flush` before: what is held is lost, and `catch_up` computes it again."""
@@ -220,7 +225,7 @@ class ItemVectors:
     async def catch_up(self, limit: int) -> int:
         """See `VectorMemory.catch_up`."""
         await self.flush()
-        is_ready = self._index.is_ready
+        is_ready = self._index.is_ready and await self._is_ours()
         pending = await self._store.pending(self._index.embedding, limit) if is_ready else []
         if pending := [item for item in pending if item.key not in self._unwritten]:
             await self._compute(pending, limit)
@@ -232,6 +237,26 @@ class ItemVectors:
         if not remaining:
             self._without_vectors = 0
         return remaining + len(await self._store.dropped(limit))
+
+    async def _is_ours(self) -> bool:
+        """Return whether the vectors are made by this embedding: by that of the process that has begun last.
+
+        Two that both made them would each make all of them anew, after each item that the other one saves.
+        """
+        own = self._index.embedding
+        if not self._has_taken:
+            before = await self._store.take_embedding(own)
+            self._has_taken = True
+            if before not in ("", own):
+                remedy = "programs that still make them so find items by words alone: give all the same embedding"
+                changed = "%r: vectors were made by %s, and are made anew by %s; %s"
+                _log.warning(changed, self._store, before, own, remedy)
+        elif not self._rival and (other := await self._store.embedding()) not in ("", own):
+            self._rival = other
+            remedy = "give all the same embedding, or this one a space of its own; until then it uses words alone"
+            self.trouble = f"another program makes this memory's vectors by {other}, and this one by {own}: {remedy}"
+            _log.warning("%r: %s", self._store, self.trouble)
+        return not self._rival
 
     async def _compute(self, pending: Sequence[Pending], limit: int) -> None:
         """Compute about `limit` vectors of the first of these items, and log the progress."""
@@ -293,6 +318,7 @@ class ItemVectors:
         if not self._index.is_ready:
             reason = "is not ready: no vector was deleted, try again later"
             raise StoreError(f"embedding function {self._index.embedding} {reason}")
+        self._has_taken, self._rival = False, ""
         await self.flush()
         await asyncio.to_thread(self._index.delete, None)
         await asyncio.to_thread(self._index.scrub)
@@ -326,9 +352,11 @@ class ItemVectors:
             return len(keys)
 
     def _is_paused(self) -> bool:
-        return self.trouble is not None and time.monotonic() < self._again_at
+        return bool(self._rival) or (self.trouble is not None and time.monotonic() < self._again_at)
 
     def _pause(self, error: StoreError | ConfigError) -> None:
+        if self._rival:
+            return
         self.trouble, self._again_at = str(error), time.monotonic() + self._pause_s
 
 

@@ -245,6 +245,22 @@ class SQLItems(SecureDeleteDatabase):
         users = {item.user_id for item in items}
         await self._writing_fast(users, lambda statements: statements.mark(items, embedding))
 
+    async def take_embedding(self, embedding: str) -> str:
+        """Record that the vectors of this space are made by this embedding from now on; return by which they were."""
+        note = f"embedding of {self._space}"
+
+        def take(connection: sa.Connection) -> str:
+            before = self._locked_note(connection, note, "")
+            self._note(connection, note, embedding)
+            return before
+
+        before = await self.embedding()
+        return before if before == embedding or self._is_read_only else await self._write(take)
+
+    async def embedding(self) -> str:
+        """Return by which embedding the vectors of this space are made: that which took them last."""
+        return await self._read(lambda connection: self._noted(connection, f"embedding of {self._space}", ""))
+
     async def unmark(self) -> None:
         """Record that all items of the space need vectors and have none."""
         await self._writing_fast([], Statements.unmark)

@@ -47,7 +47,7 @@ from turnwise.memory.stores.sql.schema_version import (
 from turnwise.memory.stores.sql.sqlite_file import SQLiteFile, begin_writing, path_of
 from turnwise.memory.stores.sql.sqlite_owner import SQLiteOwner
 from turnwise.memory.stores.store_owner import LABEL, Shared, StoreOwner, rivals_among
-from turnwise.memory.stores.urls import READ_ONLY, SQL_SCHEMES, shown_url
+from turnwise.memory.stores.urls import READ_ONLY, SQL_SCHEMES, shown_url, with_hosts_apart
 from turnwise.memory.values.corrupt_records import text_or_undecodable
 from turnwise.memory.values.ids import new_id
 from turnwise.memory.values.ranges import check_seconds, check_whole_number
@@ -72,7 +72,7 @@ LOOK_S = 0.05
 NO_ROLES = ("public", "none")
 """What is no role to PostgreSQL even if it is quoted."""
 
-INSUFFICIENT_PRIVILEGE, LOCK_NOT_AVAILABLE = "42501", "55P03"
+INSUFFICIENT_PRIVILEGE, LOCK_NOT_AVAILABLE, READ_ONLY_SERVER = "42501", "55P03", "25006"
 
 MAX_CONNECTIONS = 10_000
 """The most connections of one store, each with a thread: a server has not many more."""
@@ -189,6 +189,18 @@ class SQLDatabase(Shared):
         )
         names = await self._read(lambda connection: connection.scalars(connection_names, {"label": f"{LABEL}%"}).all())
         return rivals_among(names, self._shared_by)
+
+    async def behind(self) -> tuple[bool, float | None]:
+        """Return whether the server is a standby, and how many seconds ago the newest commit was made that it has.
+
+        None if it is none, or has got none since it started. Its primary may have committed more since.
+        """
+        if self.is_local:
+            return False, None
+        age = "CASE WHEN pg_is_in_recovery() THEN clock_timestamp() - pg_last_xact_replay_timestamp() END"
+        select = sa.text(f"SELECT pg_is_in_recovery(), extract(epoch FROM {age})")  # noqa: S608 - both are ours
+        is_standby, age_s = await self._read(lambda connection: connection.execute(select).one())
+        return bool(is_standby), None if age_s is None else float(age_s)
 
     def _called(self) -> str:
         """Return the name for connections to a server, used unless the URL sets one."""
@@ -585,8 +597,13 @@ class SQLDatabase(Shared):
                     META.create(connection, checkfirst=True)
                     stored = stored_version(connection, self._schema, self._name)  # another may have migrated meanwhile
                     return self._bring_up_in(connection, stored)
-        except exc.ProgrammingError as error:
-            if getattr(error.orig, "sqlstate", None) != INSUFFICIENT_PRIVILEGE:
+        except exc.DBAPIError as error:
+            state = getattr(error.orig, "sqlstate", None)
+            if state == READ_ONLY_SERVER:
+                raise self._not_made(
+                    stored, "this server is a read-only standby, which has what its primary has"
+                ) from error
+            if state != INSUFFICIENT_PRIVILEGE:
                 raise
             raise self._not_made(stored, f"its role may not make it ({without_text(error.orig)})") from error
 
@@ -716,7 +733,7 @@ def is_read_only(url: sa.URL) -> bool:
 
 def _parse_url(url: str, name: str) -> sa.URL:
     try:
-        parsed = sa.make_url(url)
+        parsed = sa.make_url(with_hosts_apart(url))
     except (exc.ArgumentError, ValueError):
         raise StoreURLError(name, "it is not a database URL") from None
     if parsed.drivername not in SQL_SCHEMES:

@@ -20,7 +20,10 @@ _OF_SQLITE = {
     sqlite3.SQLITE_NOTADB: _FILE,
     sqlite3.SQLITE_TOOBIG: "it is too large for a row of the database: make it shorter",
 }
-_READ_ONLY = "it is read-only (a standby, or default_transaction_read_only is set): write to the primary"
+_READ_ONLY = (
+    "this server is a read-only standby, or default_transaction_read_only is set: write to the primary, by its URL or"
+    " by one that names all servers and ?target_session_attrs=read-write"
+)
 _OF_POSTGRES_CLASS = {
     "08": _UNREACHED,
     "22": "the database does not take such a value: leave out null characters, and keep numbers within 64 bits",
@@ -38,7 +41,10 @@ NO_ROOM = (
     " max_connections, or the CONNECTION LIMIT of the role or the database"
 )
 """The remedy where a server allows no more connections."""
+_NOT_WRITABLE = "session is read-only"
+"""What the driver says if none of the servers that a URL names takes writes."""
 _OF_CONNECTING = {
+    _NOT_WRITABLE: "25006",
     "authentication failed": "28",
     "no pg_hba.conf entry": "28",
     "does not exist": "3D",
@@ -78,7 +84,7 @@ def remedy(error: object) -> str:
 
 def _state_of_refusal(error: object) -> str:
     """Return the SQLSTATE, or its class, with which a server refused a connection; empty for another error."""
-    message = str(error) if "FATAL:" in str(error) else ""
+    message = str(error) if "FATAL:" in str(error) or _NOT_WRITABLE in str(error) else ""
     return next((code for words, code in _OF_CONNECTING.items() if words in message), "")
 
 

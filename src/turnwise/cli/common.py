@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from turnwise.cli.output import one_line
+from turnwise.cli.output import note, one_line
 from turnwise.errors import (
     ConfigError,
     NotFoundError,
@@ -347,7 +347,27 @@ async def reading(
         )
         async with opened as manager:
             await manager.list(limit=1)  # raises StillEncryptedError: the keys are in the programs that use the store
+            if text := await standby(store):
+                note(text)
             yield manager
+
+
+async def standby(url: str) -> str:
+    """Say how far a store may be behind, if it is on a standby of PostgreSQL; empty if it is not."""
+    if not url.startswith("postgresql"):
+        return ""
+    from turnwise.memory.stores.sql.store import SQLStore
+    from turnwise.memory.stores.urls import read_only
+
+    store = SQLStore(read_only(url), connections=1)
+    try:
+        is_standby, age_s = await store.behind()
+    finally:
+        await store.close()
+    if not is_standby:
+        return ""
+    newest = "it has got no commit since it started" if age_s is None else f"its newest commit is {age_s:.1f} s old"
+    return f"a read-only standby: {newest}, and what its primary has committed since is missing"
 
 
 def imported(option: str, path: str) -> Any:

@@ -143,7 +143,7 @@ async def conversation_of(messages: Any, key: str | None = None) -> Conversation
 
 async def send(conversation: Conversation, core: SessionCore, after: int | None = -1) -> Any:
     async def ask(call: VerbCall[Any]) -> Any:
-        return await call.verb.carry_out(SimpleNamespace(core=core), *call.args, **call.options)
+        return await call.verb.carry_out(SimpleNamespace(core=core), **call.arguments)
 
     return await send_conversation(ask, conversation, after, "off")
 
@@ -204,7 +204,7 @@ async def test_a_long_import_follows_only_what_it_was_compared_with(had: int) ->
     async def ask(call: VerbCall[Any]) -> Any:
         if racing_call := racing.pop(call.verb, None):
             await racing_call
-        return await call.verb.carry_out(SimpleNamespace(core=core), *call.args, **call.options)
+        return await call.verb.carry_out(SimpleNamespace(core=core), **call.arguments)
 
     with pytest.raises(TurnsChangedError):
         await send_conversation(ask, await conversation_of(dialogue(2 * PART)), None, "off")

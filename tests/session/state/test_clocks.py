@@ -94,9 +94,9 @@ def test_a_sweeper_whose_clock_is_ahead_deletes_nothing_that_is_in_use(monkeypat
         await run(store, "hello")
         any_client: Any = NoProcesses()
         monkeypatch.setattr(time, "time", lambda: real() + 300.0)
-        assert await sweep(any_client, store, None, memory=False) == Swept()
+        assert await sweep(any_client, store, None) == Swept()
         ahead_s = 300.0  # the store's own clock
-        assert await sweep(any_client, store, None, memory=False) == Swept(deleted=(SessionKey("s"),))
+        assert await sweep(any_client, store, None) == Swept(deleted=(SessionKey("s"),))
 
     play(story)
 

@@ -25,8 +25,9 @@ import ray
 from engines import ScriptedEngine, process_of
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
-from turnwise.actors.cluster.actor_settings import Kept, read_settings
+from turnwise.actors.cluster.actor_settings import read_settings
 from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
+from turnwise.actors.hosting.wire_version import unpacked
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.config import SessionConfig
@@ -104,8 +105,8 @@ class Deadly(ScriptedEngine):
 class Holder:
     """An actor with settings, as the real ones have."""
 
-    def __init__(self, settings: bytes | Kept) -> None:
-        self._settings = settings
+    def __init__(self, start: bytes) -> None:
+        (self._settings,) = unpacked(start)
 
     async def size(self) -> int:
         return len(await asyncio.to_thread(read_settings, self._settings))

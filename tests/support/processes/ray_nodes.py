@@ -107,14 +107,15 @@ class Nodes:
         """Start the head, which runs no sessions of its own unless nothing else is there."""
         return self._start(f"--port={self._port}", "--head", "--include-dashboard=false", *options)
 
-    def join(self, last: int) -> subprocess.Popen[str]:
-        """Start a node with the address 127.0.0.`last`."""
-        node = self._start(f"--address={self.address}", f"--node-ip-address=127.0.0.{last}")
+    def join(self, last: int, **settings: str) -> subprocess.Popen[str]:
+        """Start a node with the address 127.0.0.`last`, and further variables of its own."""
+        node = self._start(f"--address={self.address}", f"--node-ip-address=127.0.0.{last}", **settings)
         self.workers.append(node)
         return node
 
-    def _start(self, *options: str) -> subprocess.Popen[str]:
+    def _start(self, *options: str, **settings: str) -> subprocess.Popen[str]:
         self._count += 1
         common = ["--num-cpus=1", "--object-store-memory=80000000", "--include-log-monitor=false", "--block"]
         command = [sys.executable, "-c", RAY, "start", *options, *common]
-        return self._stack.enter_context(running(command, self._env, self._folder / f"node{self._count}"))
+        log = self._folder / f"node{self._count}"
+        return self._stack.enter_context(running(command, self._env | settings, log))

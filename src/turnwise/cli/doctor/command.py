@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from turnwise.cli.common import FAILED, STORE, AsJson, sqlite_file, still
+from turnwise.cli.common import FAILED, STORE, AsJson, sqlite_file, standby, still
 from turnwise.cli.doctor.process_facts import Facts, facts
 from turnwise.cli.output import console, one_line, print_json
 from turnwise.errors import SchemaMissingError, SchemaVersionError, TurnwiseError
@@ -215,7 +215,10 @@ def _store(url: str, ray: str | None) -> Iterator[Finding]:
                 "store", "fail", f"there is no file {file}, and none can be made", "make its folder, writable"
             )
         return
-    yield asyncio.run(_read(url, redact(url)))
+    read = asyncio.run(_read(url, redact(url)))
+    yield read
+    if read.state == "ok" and (text := asyncio.run(standby(url))):
+        yield Finding("store server", "warn", text, "name the primary for programs that write")
     if file:
         if not os.access(file, os.W_OK):
             yield Finding("store file", "fail", f"{file} is not writable", "change its owner or its mode")

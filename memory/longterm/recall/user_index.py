@@ -23,7 +23,7 @@ from turnwise.memory.longterm.items.base import ItemFilter
 from turnwise.memory.longterm.items.rows import NOTHING, Revision, Row
 from turnwise.memory.longterm.items.rules import is_of_later, matches
 from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
-from turnwise.memory.longterm.recall.analyzer import is_dense, stem, stems, words
+from turnwise.memory.longterm.recall.analyzer import asks, is_dense, stem, stems, words
 from turnwise.memory.longterm.recall.item_words import ItemWords, Part
 from turnwise.memory.longterm.recall.passages import MOST_VECTORS, Passage, passages_of, shown, vector_keys
 from turnwise.memory.longterm.recall.prominence import Level, Similarities, level_of, prominences_of
@@ -119,6 +119,8 @@ class UserIndex:
         self._sessions = _NO_POSITIONS
         self._facts = np.zeros(0, dtype=bool)
         """Of each passage, whether its item is a fact and not what was said in a turn."""
+        self._asks = np.zeros(0, dtype=bool)
+        """Of each passage, whether its item ends with a question."""
         self._items = _NO_POSITIONS
         """Of each passage, the number of its row."""
         self._chars = _NO_POSITIONS
@@ -161,6 +163,7 @@ class UserIndex:
         new._sessions = np.insert(self._sessions, positions, [_code(row, codes) for row in rows])
         facts = [row.item.type is not MemoryType.INTERACTION for row in rows]
         new._facts = np.insert(self._facts, positions, facts)
+        new._asks = np.insert(self._asks, positions, [asks(row.item.text) for row in rows])
         new._items = np.insert(self._items, positions, [row.row for row in rows])
         new._chars = np.insert(self._chars, positions, [len(row.item.text) for row in rows])
         new._categories = np.insert(self._categories, positions, [_NUMBERS[row.item.type.category] for row in rows])
@@ -191,7 +194,7 @@ class UserIndex:
         new.rows = list(compress(self.rows, stays))
         new._places, new._passages = list(compress(self._places, stays)), list(compress(self._passages, stays))
         new._sessions, new._facts, new._categories = self._sessions[stays], self._facts[stays], self._categories[stays]
-        new._items, new._chars = self._items[stays], self._chars[stays]
+        new._items, new._chars, new._asks = self._items[stays], self._chars[stays], self._asks[stays]
         new._positions = places[self._positions]
         new._words = self._words
         new._words.remove(np.flatnonzero((self._positions >= 0) & (new._positions < 0)).tolist())
@@ -263,7 +266,7 @@ class UserIndex:
     @cached_property
     def arranged(self) -> Passages:
         """The passages in their order, as they are ranked."""
-        return Passages(self._items, self._sessions, self._chars, self._facts)
+        return Passages(self._items, self._sessions, self._chars, self._facts, self._asks)
 
     def match(
         self, query: Query, scope: Scope, which: ItemFilter, *, weights: Weights, expired: Collection[int] = ()
@@ -292,6 +295,7 @@ class UserIndex:
             log_frequencies=hits.log_frequencies,
             is_corrected=hits.is_corrected,
             parts=query.parts,
+            asks=[asks(text) for text in query.texts],
             speakers=speakers,
             named=named_places,
         )
@@ -304,7 +308,7 @@ class UserIndex:
 
         Args:
             match: what this index returned.
-            near: the passages' similarities to the query's vector; None without vectors.
+            near: the passages' similarities to the query's vectors, see `vector_texts`; None without vectors.
         """
         return self._ranked(match, limit, near, per_category=per_category, is_reminder=False)
 

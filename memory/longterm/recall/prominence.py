@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from turnwise.memory.longterm.recall.query import Query
 
     Numbers = NDArray[np.float64]
+    Vectors = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Similarities:
     """
     prominences: Numbers | None = None
     """See `prominences_of`; None if they are not needed."""
+    common: Numbers | None = None
+    """See `common_of`."""
 
 
 def spread_out(near: Similarities | None, query: Query) -> Similarities | None:
@@ -47,7 +50,19 @@ def spread_out(near: Similarities | None, query: Query) -> Similarities | None:
     similarities[:before] = near.similarities[:before]
     similarities[[before + part for part in with_vectors]] = near.similarities[before:]
     prominences[with_vectors] = near.prominences[before:]
-    return Similarities(similarities, prominences)
+    return Similarities(similarities, prominences, near.common)
+
+
+def common_of(vectors: Vectors) -> Numbers:
+    """Return how similar each passage is to the mean of all; NaN for a passage without a vector.
+
+    What is similar to all of a user's items, such as a greeting, is similar to a query for no reason of its own.
+    """
+    import numpy as np
+
+    known = vectors[~np.isnan(vectors[:, 0])]
+    common: Numbers = (vectors @ known.sum(axis=0) / max(len(known), 1)).astype(np.float64)
+    return common
 
 
 class Level(NamedTuple):

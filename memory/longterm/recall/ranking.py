@@ -223,6 +223,7 @@ class Matched:
         limit: int,
         similarities: Numbers | None = None,
         prominences: Numbers | None = None,
+        common: Numbers | None = None,
         groups: NDArray[np.int8] | None = None,
         is_reminder: bool = False,
     ) -> Ranked:
@@ -237,6 +238,7 @@ class Matched:
                 reminder a row for each sentence only. From -1 to 1, NaN for passages without a vector. None if there
                 are no vectors.
             prominences: of each sentence and passage, see `prominences_of`; needed with a row for each sentence.
+            common: of each passage, see `common_of`.
             groups: of each passage, the group of its item: each group is limited by itself. One group if left out.
             is_reminder: return only items that stand out for a sentence that does.
         """
@@ -270,7 +272,8 @@ class Matched:
         words = np.maximum(words - self._items.chances, 0.0)
         if len(self._query.speakers):
             words[:, self._items.of_passages[self._query.speakers]] *= 1 + self._weights.speaker
-        scores = words if rows is None else self._with_vectors(words, rows)
+        near = rows if rows is None or common is None else rows - _COMMON * common
+        scores = words if near is None else self._with_vectors(words, near)
         if is_near is not None:
             is_relevant |= self._items.best(is_near.astype(float)) > 0
         elif rows is not None and not is_reminder:
@@ -551,6 +554,9 @@ _WHOLE = 0.1
 
 _TRIES = 0.4
 """By how many standard deviations more a sentence must stand out by its vector, times ln(number of sentences)."""
+
+_COMMON = 0.5
+"""How much of a passage's similarity to the mean of all is taken from its similarity to a query."""
 
 _CERTAIN = 2.0
 """How much more than chance a sentence shares whose words count though its vector does not stand out."""

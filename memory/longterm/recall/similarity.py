@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from turnwise.errors import StoreError
 from turnwise.memory.longterm.recall.embedding_function import portable
-from turnwise.memory.longterm.recall.prominence import UNRELATED, Similarities, level_of, prominences_of, spread_out
+from turnwise.memory.longterm.recall.prominence import (
+    UNRELATED,
+    Similarities,
+    common_of,
+    level_of,
+    prominences_of,
+    spread_out,
+)
 from turnwise.memory.longterm.recall.query import parse, vector_texts
 
 if TYPE_CHECKING:
@@ -100,14 +107,16 @@ class Similarity:
                 vectors |= new_vectors
             rows = np.stack([vectors[text] for text in texts])
             similarities = (query_vectors @ rows.T).astype(np.float64)
+            common = common_of(rows[: len(texts) - len(UNRELATED)] if needs_prominences else rows)
         except Exception as error:
             raise StoreError(f"the embedding function failed: {error!r}"[:_WHY_CHARS]) from error
         self._cache_vectors(vectors)
         if not needs_prominences:
-            return Similarities(similarities)
+            return Similarities(similarities, common=common)
         count = len(texts) - len(UNRELATED)
         unrelated = (rows[count:] @ rows[:count].T).astype(np.float64)
-        return Similarities(similarities[:, :count], prominences_of(similarities[:, :count], level_of(unrelated)))
+        similarities = similarities[:, :count]
+        return Similarities(similarities, prominences_of(similarities, level_of(unrelated)), common)
 
     def _cache_vectors(self, vectors: dict[str, NDArray[np.float32]]) -> None:
         """Cache these vectors, as the most recently used."""

@@ -549,7 +549,7 @@ _FADE = 0.5
 _BESIDE = 0.25
 """The weight of the similarity of the item before or after."""
 
-_WHOLE = 0.1
+_WHOLE = 0.25
 """How many turns a query of several sentences has as a whole, for each of a question: its words are of all of them."""
 
 _TRIES = 0.4

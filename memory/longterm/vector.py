@@ -38,7 +38,7 @@ from turnwise.memory.longterm.lexical import profile_of, with_wishes, within_lim
 from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.passages import vectors_of
 from turnwise.memory.longterm.recall.prominence import UNRELATED, spread_out
-from turnwise.memory.longterm.recall.query import parse
+from turnwise.memory.longterm.recall.query import parse, vector_texts
 from turnwise.memory.longterm.recall.ranking import Weights
 from turnwise.memory.longterm.recall.user_indexes import LOADED, UserIndexes
 from turnwise.memory.longterm.retention.deletion import texts_of
@@ -489,7 +489,7 @@ class VectorMemory:
     def _texts_of(self, batch: Sequence[Recall]) -> list[str]:
         """Return the texts whose vectors the requests need: those of each request in turn, then unrelated ones."""
         texts = [text for request in batch for text in _texts(request)]
-        is_first = self._unrelated is None and any(request.is_reminder for request in batch)
+        is_first = self._unrelated is None and any(map(_needs_prominences, batch))
         return [*texts, *UNRELATED] if texts and is_first else texts
 
     def _take_unrelated(self, batch: Sequence[Recall], vectors: NDArray[np.float32] | None) -> None:
@@ -561,11 +561,12 @@ class VectorMemory:
                 count = len(_texts(request))
                 rows, vectors = vectors[:count], vectors[count:]
             most, per_category = max(request.limit, 0) + len(profile), request.per_category
-            if request.is_reminder:
+            if _needs_prominences(request):
                 near = spread_out(user_index.near(rows, self._unrelated), match.query)
-                ranked = user_index.remind(match, limit=most, near=near, per_category=per_category)
             else:
-                ranked = user_index.rank(match, limit=most, near=user_index.near(rows), per_category=per_category)
+                near = user_index.near(rows)
+            rank = user_index.remind if request.is_reminder else user_index.rank
+            ranked = rank(match, limit=most, near=near, per_category=per_category)
             best = within_limits(profile, ranked, request.limit, per_category=request.per_category)
             why_fewer = trouble or troubles.get(request.scope.user_id)
             if why_fewer is None and request.as_of is not None:
@@ -577,11 +578,13 @@ class VectorMemory:
 
 
 def _texts(request: Recall) -> Sequence[str]:
-    """Return the texts of a request that are compared by vectors: its query, or the sentences of a prompt."""
-    if not request.is_reminder:
-        return [request.query] if request.query else []
-    query = parse(request.query)
-    return [query.texts[part] for part in query.told_apart()]
+    """Return the texts of a request that are compared by vectors; see `vector_texts`."""
+    return vector_texts(request.query, is_reminder=request.is_reminder) if request.query else []
+
+
+def _needs_prominences(request: Recall) -> bool:
+    """Return whether the sentences of a request are compared with unrelated texts."""
+    return request.is_reminder or len(_texts(request)) > 1
 
 
 def _url(path: str | Path) -> str:

@@ -37,6 +37,14 @@ def speaker_words(text: str) -> list[str]:
     return words(match[1]) if match else []
 
 
+def asks(text: str) -> bool:
+    """Return whether the text ends with a question."""
+    return text.rstrip().endswith(_QUESTION_MARKS)
+
+
+_QUESTION_MARKS = ("?", "\uff1f", "\u061f")
+
+
 def is_dense(char: str) -> bool:
     """Return whether the character is of a script that packs words: Thai to Khmer, kana, Han, Hangul."""
     code = ord(char)

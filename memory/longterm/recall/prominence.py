@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from turnwise.memory.longterm.recall.query import Query
 
     Numbers = NDArray[np.float64]
+    Vectors = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -23,22 +24,45 @@ class Similarities:
     """How near some texts, such as the sentences of a prompt, are to the passages of a user's items."""
 
     similarities: Numbers
-    """Of each text, a row: the similarity of each passage, from -1 to 1; NaN for a passage without a vector."""
+    """Of each text, a row: the similarity of each passage, from -1 to 1; NaN for a passage without a vector.
+
+    A query of several sentences comes before its sentences.
+    """
     prominences: Numbers | None = None
     """See `prominences_of`; None if they are not needed."""
+    common: Numbers | None = None
+    """See `common_of`."""
 
 
 def spread_out(near: Similarities | None, query: Query) -> Similarities | None:
-    """Return the similarities of all parts of a query, given those of the parts that have vectors."""
+    """Return the similarities of all parts of a query, given those of the texts that have vectors.
+
+    See `vector_texts`.
+    """
     import numpy as np
 
     if near is None or near.prominences is None:
         return None
     with_vectors, count = query.told_apart(), len(query.parts)
-    similarities = np.full((count, near.similarities.shape[1]), np.nan)
-    prominences = np.full(similarities.shape, -np.inf)
-    similarities[with_vectors], prominences[with_vectors] = near.similarities, near.prominences
-    return Similarities(similarities, prominences)
+    before = len(near.similarities) - len(with_vectors)
+    similarities = np.full((before + count, near.similarities.shape[1]), np.nan)
+    prominences = np.full((count, near.similarities.shape[1]), -np.inf)
+    similarities[:before] = near.similarities[:before]
+    similarities[[before + part for part in with_vectors]] = near.similarities[before:]
+    prominences[with_vectors] = near.prominences[before:]
+    return Similarities(similarities, prominences, near.common)
+
+
+def common_of(vectors: Vectors) -> Numbers:
+    """Return how similar each passage is to the mean of all; NaN for a passage without a vector.
+
+    What is similar to all of a user's items, such as a greeting, is similar to a query for no reason of its own.
+    """
+    import numpy as np
+
+    known = vectors[~np.isnan(vectors[:, 0])]
+    common: Numbers = (vectors @ known.sum(axis=0) / max(len(known), 1)).astype(np.float64)
+    return common
 
 
 class Level(NamedTuple):

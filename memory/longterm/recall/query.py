@@ -58,6 +58,17 @@ class Query:
         return sorted(best)
 
 
+def vector_texts(text: str, *, is_reminder: bool) -> list[str]:
+    """Return the texts whose vectors a query needs: its own, and its sentences if it has several.
+
+    Args:
+        is_reminder: whether it is a prompt, of which only the sentences are compared.
+    """
+    query = parse(text)
+    sentences = [query.texts[part] for part in query.told_apart()]
+    return sentences if is_reminder else [text, *(sentences if len(sentences) > 1 else ())]
+
+
 def parse(text: str) -> Query:
     """Return a text as a query."""
     if len(text) > MAX_CHARS:

@@ -32,6 +32,9 @@ class Weights:
     """The weight of a word in the item before or after, relative to one in the item itself; half of it for the next."""
     reach: int = 2
     """How many items of the same session before and after count."""
+    asked: float = 0.5
+    """The weight of a word in the item before if that ends with a question, since this item answers it. Similarities to
+    it count as much."""
     short: int = 220
     """An item with more characters stands for itself: the items around it count as much less as it is longer."""
     speaker: float = 0.5
@@ -52,8 +55,8 @@ class Weights:
     vectors: float = 0.7
     """How many standard deviations of the scores by words a standard deviation of the similarities counts."""
     margin: float = 1.2
-    """A sentence of a prompt stands out by its words if its best item shares at least ln(number of items) + `margin`
-    nats with it, and at least the share `part` of the sentence's nats."""
+    """A sentence of a prompt stands out by its words if its best passage shares at least ln(number of passages) +
+    `margin` nats with it, and at least the share `part` of the sentence's nats."""
     part: float = 0.28
     """See `margin`."""
     share: float = 0.75
@@ -63,7 +66,8 @@ class Weights:
     """See `share`. A sentence with fewer nats by general word frequency has no content, and never stands out."""
     prominence: float = 1.0
     """A sentence stands out by its vector if its similarity to the best item exceeds that of unrelated texts by this
-    many of their standard deviations. Where there are vectors, its words must share twice as much to do so alone."""
+    many of their standard deviations, and by more if the prompt has several sentences, each of which may do so by
+    chance. Where there are vectors, its words must share twice as much to do so alone."""
     tail: float = 0.75
     """A reminder leaves out a fact whose score for a sentence is below this share of the best fact's: most such facts
     are look-alikes. It keeps turns (items of type INTERACTION), since each may have another part of the answer."""
@@ -86,7 +90,7 @@ _COUNT = (0, _MOST, "must be a whole number from 0 to a million")
 _ANY = (-_MOST, _MOST, "must be a number from minus to plus a million")
 
 _RANGES = {
-    **dict.fromkeys(("around", "corrected", "part", "tail"), _SHARE),
+    **dict.fromkeys(("around", "asked", "corrected", "part", "tail"), _SHARE),
     "saturation": (0.01, _MOST, "must be a number from 0.01 to a million"),
     **dict.fromkeys(("speaker", "name", "share", "least", "vectors"), _AMOUNT),
     **dict.fromkeys(("reach", "background"), _COUNT),
@@ -108,10 +112,18 @@ class Passages:
         sessions: of each passage, the number of its session.
         chars: of each passage, how many characters its item has.
         is_fact: of each passage, whether its item is a fact, and not what was said in a turn.
+        asks: of each passage, whether its item ends with a question.
     """
 
-    def __init__(self, items: Places, sessions: Places, chars: Places, is_fact: NDArray[np.bool_]) -> None:
-        self.items, self.sessions, self.chars, self.is_fact = items, sessions, chars, is_fact
+    def __init__(
+        self,
+        items: Places,
+        sessions: Places,
+        chars: Places,
+        is_fact: NDArray[np.bool_],
+        asks: NDArray[np.bool_],
+    ) -> None:
+        self.items, self.sessions, self.chars, self.is_fact, self.asks = items, sessions, chars, is_fact, asks
         self._by_item: tuple[Weights, _Items] | None = None
 
     def by_item(self, weights: Weights) -> _Items:
@@ -122,7 +134,9 @@ class Passages:
 
     def only(self, which: NDArray[np.bool_]) -> Passages:
         """Return these passages."""
-        return Passages(self.items[which], self.sessions[which], self.chars[which], self.is_fact[which])
+        return Passages(
+            self.items[which], self.sessions[which], self.chars[which], self.is_fact[which], self.asks[which]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +154,8 @@ class QueryTerms:
     """For each term, whether it stands for a misspelt one."""
     parts: Sequence[Sequence[int]]
     """The terms of each sentence."""
+    asks: Sequence[bool]
+    """Of each sentence, whether it is a question."""
     speakers: Places
     """The passages of items whose speaker the query names."""
     named: Sequence[tuple[int, float]]
@@ -198,7 +214,7 @@ class Matched:
         rarity = np.maximum(-np.log((counts + expected + 0.5) / (size + weights.background + 1)), 0.0)
         self._nats = rarity * telling
         """Of each term, the nats that an item gains that has it."""
-        around = weights.around * self._items.around(self._items.of_best(self._has, self._nats[self.present]))
+        around = self._items.around(self._items.of_best(self._has, self._nats[self.present]), weights.around)
         self._frequency = self._has + self._items.of_each_passage(around)
 
     def rank(
@@ -207,19 +223,22 @@ class Matched:
         limit: int,
         similarities: Numbers | None = None,
         prominences: Numbers | None = None,
+        common: Numbers | None = None,
         groups: NDArray[np.int8] | None = None,
         is_reminder: bool = False,
     ) -> Ranked:
         """Rank the items by their words, names and vectors.
 
-        For a query as a whole, and for each of several sentences that stand out by their words; for a reminder, for
-        each sentence that stands out. Each of these has its own best items.
+        For each sentence that stands out, and unless it is a reminder for the query as a whole. Each has its own best
+        items: each question as many, other sentences fewer the less they stand out, and the whole few.
 
         Args:
             limit: the most items to return.
-            similarities: of the query to each passage, one row; for a reminder a row for each sentence. From -1 to 1,
-                NaN for passages without a vector. None if there are no vectors.
-            prominences: of each sentence and passage, see `prominences_of`; needed for a reminder with vectors.
+            similarities: of the query to each passage, one row, and if it has several sentences a row for each; for a
+                reminder a row for each sentence only. From -1 to 1, NaN for passages without a vector. None if there
+                are no vectors.
+            prominences: of each sentence and passage, see `prominences_of`; needed with a row for each sentence.
+            common: of each passage, see `common_of`.
             groups: of each passage, the group of its item: each group is limited by itself. One group if left out.
             is_reminder: return only items that stand out for a sentence that does.
         """
@@ -228,18 +247,20 @@ class Matched:
         if not len(self._items) or limit <= 0 or not len(self._nats):
             return self._nothing()
         parts, rows, is_near = np.ones((1, len(self._nats))), similarities, None
+        shares = np.ones(1)
         if not is_reminder and len(self._is_part) > 1:
-            of_sentences = self._is_part[self._standing_out(None)]
-            if len(of_sentences) > 1:
-                parts = np.concatenate([parts, of_sentences])
-                if rows is not None:
-                    rows = np.concatenate([rows, np.full((len(of_sentences), rows.shape[1]), np.nan)])
+            stands_out = self._standing_out(prominences)
+            parts = np.concatenate([parts, self._is_part[stands_out]])
+            shares = np.append(_WHOLE, self._shares(stands_out, prominences))
+            if rows is not None:
+                of_sentences = rows[1:] if len(rows) > 1 else np.full((len(stands_out), rows.shape[1]), np.nan)
+                rows = np.concatenate([rows[:1], of_sentences[stands_out]])
         by_words = np.ones(len(parts), dtype=bool)
         if is_reminder:
             stands_out = self._standing_out(prominences)
             if not (stands_out.any() or self._query.named):
                 return self._nothing()
-            by_words = self._standing_out(None)[stands_out]
+            by_words, shares = self._standing_out(None)[stands_out], self._shares(stands_out, prominences)
             parts, rows = self._is_part[stands_out], None if similarities is None else similarities[stands_out]
             if prominences is not None:
                 is_near = prominences[stands_out] >= self._weights.prominence
@@ -251,7 +272,8 @@ class Matched:
         words = np.maximum(words - self._items.chances, 0.0)
         if len(self._query.speakers):
             words[:, self._items.of_passages[self._query.speakers]] *= 1 + self._weights.speaker
-        scores = words if rows is None else self._with_vectors(words, rows)
+        near = rows if rows is None or common is None else rows - _COMMON * common
+        scores = words if near is None else self._with_vectors(words, near)
         if is_near is not None:
             is_relevant |= self._items.best(is_near.astype(float)) > 0
         elif rows is not None and not is_reminder:
@@ -263,7 +285,7 @@ class Matched:
             scores = np.where(is_named, np.maximum(scores, 0.0) + of_names, scores)
         scores = np.where(is_relevant, scores, -np.inf)
         best = np.maximum(scores.max(axis=0, initial=-np.inf), np.where(is_named, of_names, -np.inf))
-        in_order = self._in_order(scores, best, is_named)
+        in_order = self._in_order(scores, best, is_named, shares)
         selected = np.isfinite(best)
         of_group = None if groups is None else groups[self._items.starts]
         members = [selected] if of_group is None else [selected & (of_group == group) for group in np.unique(of_group)]
@@ -287,10 +309,13 @@ class Matched:
         """
         return self._in_items[:, self._items.of_passages[places]]
 
-    def _in_order(self, scores: Numbers, best: Numbers, is_named: NDArray[np.bool_]) -> Places:
+    def _in_order(self, scores: Numbers, best: Numbers, is_named: NDArray[np.bool_], shares: Numbers) -> Places:
         """Return the places of all items: the best of each sentence in turn, and of these the best.
 
         So two questions in one prompt both have their answers.
+
+        Args:
+            shares: of each sentence, how many turns it has for each of one with share 1.
         """
         import numpy as np
 
@@ -298,9 +323,24 @@ class Matched:
         if len(orders) == 1 and not self._query.named:
             in_order: Places = orders[0]
             return in_order
-        turns = np.argsort(orders, axis=1).min(axis=0, initial=len(best))
+        turns = ((np.argsort(orders, axis=1) + 1) / shares[:, np.newaxis]).min(axis=0, initial=np.inf)
         turns[is_named] = 0
         return np.lexsort((-best, turns))
+
+    def _shares(self, stands_out: NDArray[np.bool_], prominences: Numbers | None) -> Numbers:
+        """Return how many turns each sentence that stands out has for each of a question, see `_in_order`.
+
+        What is told around a question seldom says what is wanted: it has fewer turns the less it stands out.
+        """
+        import numpy as np
+
+        evidence = np.maximum(self._shared[0] - math.log(len(self._passages.items)), 0.0)
+        if prominences is not None:
+            evidence += prominences.max(axis=1, initial=0.0)
+        evidence = evidence[stands_out] + _SMALL
+        shares: Numbers = evidence / evidence.max(initial=_SMALL)
+        shares[np.array(self._query.asks, dtype=bool)[stands_out]] = 1.0
+        return shares
 
     def _standing_out(self, prominences: Numbers | None) -> NDArray[np.bool_]:
         """Return which sentences stand out, by their words or by their vectors; see `Weights`."""
@@ -309,12 +349,13 @@ class Matched:
         weights = self._weights
         shared, general, total = self._shared
         much = 1.0 if prominences is None else _CERTAIN
-        least = weights.margin + math.log(len(self._items))
+        least = weights.margin + math.log(len(self._passages.items))
         stands_out = (shared >= much * least) & (shared >= much * weights.part * total)
         if prominences is None:
             stands_out |= (shared >= weights.share * total) & (general >= weights.least)
         else:
-            stands_out |= prominences.max(axis=1, initial=-np.inf) >= weights.prominence
+            above_chance = weights.prominence + _TRIES * math.log(max(int(self._has_content.sum()), 1))
+            stands_out |= prominences.max(axis=1, initial=-np.inf) >= above_chance
         result: NDArray[np.bool_] = self._has_content & stands_out
         return result
 
@@ -337,13 +378,13 @@ class Matched:
         """Return the items' scores by words and vectors, of each part.
 
         Both are standardised, since neither scale says how much a difference means: see `Weights.vectors`. What is near
-        beside an item counts a quarter.
+        beside an item counts a quarter, or as `Weights.asked`.
         """
         import numpy as np
 
         apart, spread = _centred(self._items.nearest(similarities))
         near = apart / np.maximum(spread, _SMALL)
-        near += _BESIDE * self._items.around(near)
+        near += self._items.around(near, _BESIDE)
         _, deviation = _centred(words)
         scores: Numbers = words + self._weights.vectors * np.maximum(deviation, 1.0) * near
         return scores
@@ -401,6 +442,8 @@ class _Items:
         """Of each item, the nats by which its best passage is better by chance, as the best of several."""
         self.has_one_passage_each = len(self.starts) == count
         """Whether what holds for a passage holds for its item, and is computed once."""
+        self._asks = passages.asks[self.starts]
+        self._asked = weights.asked
         self._alone = np.minimum(1.0, weights.short / np.maximum(passages.chars[self.starts], 1))
         self._steps = []
         sessions = passages.sessions[self.starts]
@@ -453,14 +496,19 @@ class _Items:
 
         return values if self.has_one_passage_each else np.repeat(values, self.counts, axis=1)
 
-    def around(self, values: Numbers) -> Numbers:
-        """Return what the items around each one have, of rows of items: less of further ones, and for a long item."""
+    def around(self, values: Numbers, weight: float) -> Numbers:
+        """Return what the items around each one have, of rows of items: less of further ones, and for a long item.
+
+        Args:
+            weight: that of the item before or after; a question before has `Weights.asked`, if that is more.
+        """
         import numpy as np
 
         total = np.zeros_like(values)
-        for step, weight in self._steps:
-            total[..., step:] += weight * values[..., :-step]
-            total[..., :-step] += weight * values[..., step:]
+        for step, faded in self._steps:
+            before = np.where(self._asks, max(self._asked, weight), weight)[:-step] if step == 1 else weight
+            total[..., step:] += before * faded * values[..., :-step]
+            total[..., :-step] += weight * faded * values[..., step:]
         return total * self._alone
 
 
@@ -500,6 +548,15 @@ _FADE = 0.5
 
 _BESIDE = 0.25
 """The weight of the similarity of the item before or after."""
+
+_WHOLE = 0.25
+"""How many turns a query of several sentences has as a whole, for each of a question: its words are of all of them."""
+
+_TRIES = 0.4
+"""By how many standard deviations more a sentence must stand out by its vector, times ln(number of sentences)."""
+
+_COMMON = 0.5
+"""How much of a passage's similarity to the mean of all is taken from its similarity to a query."""
 
 _CERTAIN = 2.0
 """How much more than chance a sentence shares whose words count though its vector does not stand out."""

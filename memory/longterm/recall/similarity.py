@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from turnwise.errors import StoreError
 from turnwise.memory.longterm.recall.embedding_function import portable
-from turnwise.memory.longterm.recall.prominence import UNRELATED, Similarities, level_of, prominences_of, spread_out
-from turnwise.memory.longterm.recall.query import parse
+from turnwise.memory.longterm.recall.prominence import (
+    UNRELATED,
+    Similarities,
+    common_of,
+    level_of,
+    prominences_of,
+    spread_out,
+)
+from turnwise.memory.longterm.recall.query import parse, vector_texts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,7 +56,7 @@ class Similarity:
         return functools.partial(_similarity, **settings), ()
 
     def near(self, query: str, texts: Sequence[str], *, is_reminder: bool = False) -> Similarities | None:
-        """Return how similar the texts are to a query, or to the sentences of a prompt; None without texts or words.
+        """Return how similar the texts are to a query and its sentences; None without texts or words.
 
         Makes the vectors that it does not have, `BATCH` at once. Blocks for `limit_s` at most. If the dimension of the
         function's vectors changed, cached ones are made anew.
@@ -58,30 +65,31 @@ class Similarity:
             StoreError: the embedding function failed, took too long, or its vectors differ in dimension.
         """
         parsed = parse(query)
-        queries = [parsed.texts[part] for part in parsed.told_apart()] if is_reminder else [query]
+        queries = vector_texts(query, is_reminder=is_reminder)
         if not texts or not queries:
             return None
         given_up = threading.Event()
         texts = [text[:MOST_CHARS] for text in texts]
-        work = self._threads.submit(self._near, queries, texts, given_up.is_set, is_reminder)
+        needs_prominences = is_reminder or len(queries) > 1
+        work = self._threads.submit(self._near, queries, texts, given_up.is_set, needs_prominences)
         try:
             near = work.result(self._limit_s)
         except TimeoutError as error:
             work.cancel()
             given_up.set()
             raise StoreError(f"the embedding function has not answered within {self._limit_s:g} s") from error
-        return spread_out(near, parsed) if is_reminder else near
+        return spread_out(near, parsed) if needs_prominences else near
 
     def close(self) -> None:
         """Start no further calls; do not wait for running ones."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _near(
-        self, queries: Sequence[str], texts: Sequence[str], is_given_up: Callable[[], bool], is_reminder: bool
+        self, queries: Sequence[str], texts: Sequence[str], is_given_up: Callable[[], bool], needs_prominences: bool
     ) -> Similarities:
         import numpy as np
 
-        texts = [*texts, *UNRELATED] if is_reminder else texts
+        texts = [*texts, *UNRELATED] if needs_prominences else texts
         with self._lock:
             vectors = {text: self._vectors[text] for text in texts if text in self._vectors}
         missing = [text for text in dict.fromkeys(texts) if text not in vectors]
@@ -99,14 +107,16 @@ class Similarity:
                 vectors |= new_vectors
             rows = np.stack([vectors[text] for text in texts])
             similarities = (query_vectors @ rows.T).astype(np.float64)
+            common = common_of(rows[: len(texts) - len(UNRELATED)] if needs_prominences else rows)
         except Exception as error:
             raise StoreError(f"the embedding function failed: {error!r}"[:_WHY_CHARS]) from error
         self._cache_vectors(vectors)
-        if not is_reminder:
-            return Similarities(similarities)
+        if not needs_prominences:
+            return Similarities(similarities, common=common)
         count = len(texts) - len(UNRELATED)
         unrelated = (rows[count:] @ rows[:count].T).astype(np.float64)
-        return Similarities(similarities[:, :count], prominences_of(similarities[:, :count], level_of(unrelated)))
+        similarities = similarities[:, :count]
+        return Similarities(similarities, prominences_of(similarities, level_of(unrelated)), common)
 
     def _cache_vectors(self, vectors: dict[str, NDArray[np.float32]]) -> None:
         """Cache these vectors, as the most recently used."""

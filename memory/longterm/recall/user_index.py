@@ -23,10 +23,10 @@ from turnwise.memory.longterm.items.base import ItemFilter
 from turnwise.memory.longterm.items.rows import NOTHING, Revision, Row
 from turnwise.memory.longterm.items.rules import is_of_later, matches
 from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
-from turnwise.memory.longterm.recall.analyzer import is_dense, stem, stems, words
+from turnwise.memory.longterm.recall.analyzer import asks, is_dense, stem, stems, words
 from turnwise.memory.longterm.recall.item_words import ItemWords, Part
 from turnwise.memory.longterm.recall.passages import MOST_VECTORS, Passage, passages_of, shown, vector_keys
-from turnwise.memory.longterm.recall.prominence import Level, Similarities, level_of, prominences_of
+from turnwise.memory.longterm.recall.prominence import Level, Similarities, common_of, level_of, prominences_of
 from turnwise.memory.longterm.recall.query import Query, Term, parse
 from turnwise.memory.longterm.recall.ranking import Matched, Passages, QueryTerms, Ranked, Weights
 from turnwise.memory.longterm.recall.standing_wishes import current_wishes, wishes_of
@@ -119,6 +119,8 @@ class UserIndex:
         self._sessions = _NO_POSITIONS
         self._facts = np.zeros(0, dtype=bool)
         """Of each passage, whether its item is a fact and not what was said in a turn."""
+        self._asks = np.zeros(0, dtype=bool)
+        """Of each passage, whether its item ends with a question."""
         self._items = _NO_POSITIONS
         """Of each passage, the number of its row."""
         self._chars = _NO_POSITIONS
@@ -161,6 +163,7 @@ class UserIndex:
         new._sessions = np.insert(self._sessions, positions, [_code(row, codes) for row in rows])
         facts = [row.item.type is not MemoryType.INTERACTION for row in rows]
         new._facts = np.insert(self._facts, positions, facts)
+        new._asks = np.insert(self._asks, positions, [asks(row.item.text) for row in rows])
         new._items = np.insert(self._items, positions, [row.row for row in rows])
         new._chars = np.insert(self._chars, positions, [len(row.item.text) for row in rows])
         new._categories = np.insert(self._categories, positions, [_NUMBERS[row.item.type.category] for row in rows])
@@ -191,7 +194,7 @@ class UserIndex:
         new.rows = list(compress(self.rows, stays))
         new._places, new._passages = list(compress(self._places, stays)), list(compress(self._passages, stays))
         new._sessions, new._facts, new._categories = self._sessions[stays], self._facts[stays], self._categories[stays]
-        new._items, new._chars = self._items[stays], self._chars[stays]
+        new._items, new._chars, new._asks = self._items[stays], self._chars[stays], self._asks[stays]
         new._positions = places[self._positions]
         new._words = self._words
         new._words.remove(np.flatnonzero((self._positions >= 0) & (new._positions < 0)).tolist())
@@ -246,7 +249,9 @@ class UserIndex:
         if unrelated is not None:
             prominences = prominences_of(similarities, self._words.level_of(unrelated, len(self._positions)))
         return Similarities(
-            self._by_passage(similarities), None if prominences is None else self._by_passage(prominences)
+            self._by_passage(similarities),
+            None if prominences is None else self._by_passage(prominences),
+            self._words.common(len(self._positions))[self._serials],
         )
 
     def _by_passage(self, values: Numbers) -> Numbers:
@@ -263,7 +268,7 @@ class UserIndex:
     @cached_property
     def arranged(self) -> Passages:
         """The passages in their order, as they are ranked."""
-        return Passages(self._items, self._sessions, self._chars, self._facts)
+        return Passages(self._items, self._sessions, self._chars, self._facts, self._asks)
 
     def match(
         self, query: Query, scope: Scope, which: ItemFilter, *, weights: Weights, expired: Collection[int] = ()
@@ -292,6 +297,7 @@ class UserIndex:
             log_frequencies=hits.log_frequencies,
             is_corrected=hits.is_corrected,
             parts=query.parts,
+            asks=[asks(text) for text in query.texts],
             speakers=speakers,
             named=named_places,
         )
@@ -304,7 +310,7 @@ class UserIndex:
 
         Args:
             match: what this index returned.
-            near: the passages' similarities to the query's vector; None without vectors.
+            near: the passages' similarities to the query's vectors, see `vector_texts`; None without vectors.
         """
         return self._ranked(match, limit, near, per_category=per_category, is_reminder=False)
 
@@ -324,12 +330,19 @@ class UserIndex:
     ) -> list[MemoryItem]:
         visible, groups = match.visible, self._categories if per_category else None
         similarities, prominences = (None, None) if near is None else (near.similarities, near.prominences)
+        common = None if near is None else near.common
         if visible is not None:
+            common = None if common is None else common[visible]
             groups = None if groups is None else groups[visible]
             similarities = None if similarities is None else similarities[:, visible]
             prominences = None if prominences is None else prominences[:, visible]
         ranked = match.matched.rank(
-            limit=limit, similarities=similarities, prominences=prominences, groups=groups, is_reminder=is_reminder
+            limit=limit,
+            similarities=similarities,
+            prominences=prominences,
+            common=common,
+            groups=groups,
+            is_reminder=is_reminder,
         )
         items = self._shown(match, ranked)
         return first_of_each(items, limit) if per_category else items
@@ -448,6 +461,8 @@ class _Words:
         """The similarity of each unrelated text, a row, and each passage; NaN where it is not computed yet."""
         self._level: tuple[int, Level] | None = None
         """The level of the unrelated texts for so many first passages; None if vectors were added or removed since."""
+        self._common: tuple[int, Numbers] | None = None
+        """How near the first passages are to the mean of them; None if vectors were added or removed since."""
         self._without_vector: dict[str, list[int]] = {}
         """Passages without a vector, by the key of the vector."""
         self._part_keys: dict[str, list[str]] = {}
@@ -513,7 +528,7 @@ class _Words:
                     entries = self._names.get(phrase[0], [])
                     self._names[phrase[0]] = [entry for entry in entries if entry[2] != serial]
                 if self.dimensions:
-                    self._level = None
+                    self._level = self._common = None
                     self._vectors[serial] = np.nan
                     self._unrelated[:, serial : serial + 1] = np.nan
                 if serial in (serials_without_vector := self._without_vector.get(arrival.key, [])):
@@ -549,7 +564,7 @@ class _Words:
             return
         dimensions = len(next(iter(vectors.values())))
         with self._lock:
-            self._level = None
+            self._level = self._common = None
             if self.dimensions != dimensions:
                 self._vectors = np.full((max(self._count, _ROOM), dimensions), np.nan, dtype=np.float32)
                 self._unrelated = np.zeros((0, 0), dtype=np.float32)
@@ -580,6 +595,13 @@ class _Words:
             return None
         similarities: Numbers = (to @ vectors[:count].T).astype(np.float64)
         return similarities
+
+    def common(self, count: int) -> Numbers:
+        """Return what `common_of` does of the first `count` passages; computed once for the same passages."""
+        with self._lock:
+            if self._common is None or self._common[0] != count:
+                self._common = count, common_of(self._vectors[:count])
+            return self._common[1]
 
     def level_of(self, unrelated: Vectors, count: int) -> Level:
         """Return the level of unrelated texts, given their vectors, for the first `count` passages.

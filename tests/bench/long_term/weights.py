@@ -23,13 +23,14 @@ from turnwise.memory.longterm.index.vector_index import EmbeddingFunction, Vecto
 from turnwise.memory.longterm.items.base import ItemFilter
 from turnwise.memory.longterm.recall.passages import vectors_of
 from turnwise.memory.longterm.recall.prominence import UNRELATED, Similarities, spread_out
-from turnwise.memory.longterm.recall.query import Query, parse
+from turnwise.memory.longterm.recall.query import Query, parse, vector_texts
 from turnwise.memory.longterm.recall.ranking import Weights
 from turnwise.memory.longterm.recall.user_index import UserIndex, index_of
 
 ABLATIONS: Mapping[str, Weights] = {
     "all of it": Weights(),
     "without neighbours": Weights(reach=0),
+    "without answers to questions": Weights(asked=0.0),
     "long texts as short ones": Weights(short=1_000_000),
     "saturation of plain BM25": Weights(saturation=1.2),
     "without speakers": Weights(speaker=0.0),
@@ -120,8 +121,12 @@ def trials_of(conversation: Conversation, embedding: EmbeddingFunction | None) -
         text = query_of(prompts)
         query, near, near_parts = parse(text), None, None
         if vectors is not None:
-            near = user_index.near(vectors.embed([text]))
-            parts = vectors.embed([query.texts[part] for part in query.told_apart()])
-            near_parts = spread_out(user_index.near(parts, vectors.embed(UNRELATED)), query)
+            unrelated = vectors.embed(UNRELATED)
+            near, near_parts = (
+                spread_out(
+                    user_index.near(vectors.embed(vector_texts(text, is_reminder=is_reminder)), unrelated), query
+                )
+                for is_reminder in (False, True)
+            )
         trials.append(Trial(query, near, near_parts, evidence))
     return user_index, trials

@@ -3,6 +3,7 @@
 import json
 import pickle
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from memories.vector_memories import FlakyEmbedding
 from turnwise.memory.conversation.blocks import Block
 from turnwise.memory.longterm.base import MemoryItem, Scope, trouble_of
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
+from turnwise.memory.longterm.index.locations import ChromaInMemory
+from turnwise.memory.longterm.index.vector_index import VectorIndex
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.lexical import LexicalMemory
@@ -18,6 +21,7 @@ from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall.prominence import UNRELATED
 from turnwise.memory.longterm.recall.ranking import Weights
 from turnwise.memory.longterm.retention.retention import Retention
+from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.testing.embedding import HashEmbedding
 
 ANN = Scope(user_id="ann")
@@ -42,6 +46,20 @@ class Meaning:
     def _vector(text: str) -> list[float]:
         axis = 0 if "peanuts" in text or "dinner" in text else 1 + sum(text.encode()) % 63
         return [2.0 * (index == axis) for index in range(64)]
+
+
+class OfOneSentence:
+    """As `Meaning`; texts of several sentences are similar to none."""
+
+    @staticmethod
+    def name() -> str:
+        return "of-one-sentence"
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+    def __call__(self, input: Sequence[str]) -> list[Any]:
+        return [[0.0] * 63 + [2.0] if ". " in text else Meaning()([text])[0] for text in input]
 
 
 class Chooser:
@@ -82,6 +100,15 @@ async def test_similar_facts_without_a_common_word_are_found_by_vectors() -> Non
     assert await texts(with_vectors, "What is for dinner?") == [FACTS[0]]
     assert await texts(with_vectors, "Which cello?") == [FACTS[1]]
     assert not await texts(with_vectors, "Quantum chromodynamics?")
+
+
+async def test_each_sentence_of_a_query_has_a_vector(tmp_path: Path) -> None:
+    index = VectorIndex(ChromaInMemory(), OfOneSentence(), name="sentences")
+    with_index = VectorMemory(SQLItems(f"sqlite:///{tmp_path}/memory.db"), index, embed_s=60, query_s=60)
+    for memory in (LexicalMemory(InMemoryItems(), embedding=OfOneSentence(), query_s=60), with_index):
+        await memory.remember(ANN, items())
+        assert await recalled_texts(memory, "The guests arrive. What suits the dinner?") == [FACTS[0]]
+    await with_index.close()
 
 
 async def test_each_fact_is_embedded_once() -> None:

@@ -112,6 +112,18 @@ def test_neighbouring_turns_are_recalled_too() -> None:
     assert ids(items(*SAID), BARE) == ["0"], "facts have no neighbours"
 
 
+@pytest.mark.parametrize("similarity", [None, 0.5])
+def test_an_answer_is_found_by_the_words_and_the_vector_of_its_question(similarity: float | None) -> None:
+    talk = ["The greyhound barks.", "Pickles.", *["Rain again."] * 3, "Does the greyhound bark?", "Seldom.", "Rain."]
+    turns = items(*(f"Bob: {text}" for text in talk), session="s")
+    rows = None
+    if similarity is not None:
+        rows = near([similarity if "greyhound" in text else 0.1 for text in talk])
+    query = "greyhound" if similarity is None else "whippet"
+    recalled = find(index_of(turns), query, limit=3, weights=Weights(), near=rows)
+    assert [item.text for item in recalled][2] == "Bob: Seldom."
+
+
 def test_a_name_or_alias_in_the_query_comes_before_plain_words() -> None:
     facts = items("The ship was launched in Bergen in spring.", "Work on it goes on in a shipyard.", "Ships rust.")
     facts[1] = replace(facts[1], name="Project Aurora", aliases=("PX 7", "小船"))
@@ -209,6 +221,42 @@ def test_a_text_of_many_passages_does_not_hide_a_short_one() -> None:
     chatter = "We talked about the weather, the garden and the price of bread for a while. " * 60
     long = [replace(item, id=f"long {item.id}") for item in items(*[f"{chatter} The greyhound slept. {chatter}"] * 9)]
     assert asked([*long, *items("The greyhound slept.")], "Who slept, the greyhound?")[0] == "0"
+
+
+def test_what_is_told_around_a_question_takes_few_places() -> None:
+    told = [f"Ann: We painted the kitchen {color}." for color in ("green", "white", "blue", "grey", "brown")]
+    wanted = [f"Ann: I adopted a greyhound in {city}." for city in ("Ghent", "Lille", "Bern", "Graz", "Turin")]
+    message = "I am in the kitchen. Where did Ann adopt each greyhound?"
+    recalled = asked(items(*told, *wanted), message, Weights())[:6]
+    assert [int(name) >= len(told) for name in recalled].count(True) == len(wanted)
+
+
+def test_two_questions_have_as_many_places() -> None:
+    rooms = [f"Ann: We painted the kitchen {color}." for color in ("green", "white", "blue", "grey", "brown")]
+    dogs = [f"Ann: I adopted a greyhound in {city}." for city in ("Ghent", "Lille", "Bern", "Graz", "Turin")]
+    message = "How did we paint the kitchen? Where did Ann adopt each greyhound from a shelter?"
+    found = find(index_of(items(*rooms, *dogs)), message, limit=6, weights=Weights())
+    assert [int(item.id) < len(rooms) for item in found].count(True) == 3
+
+
+def test_a_match_by_chance_is_likelier_among_many_passages() -> None:
+    prompt = "Whippets, xylophones and ocelots"
+    short = [f"Ann: The parcel number {number} came." for number in range(50)]
+    long = [" ".join(f"{text[:-1]}, part {part}." for part in range(200)) for text in short]
+    reminded = [ids(items(*texts[:-1], f"{texts[-1]} It is a whippet."), prompt, Weights()) for texts in (short, long)]
+    assert reminded == [["49"], []]
+
+
+def test_a_vector_stands_out_by_chance_more_often_among_several_sentences() -> None:
+    def reminded(prompt: str) -> list[str]:
+        one, count = near([0.149, *[0.1] * (len(SAID) - 1)]), len(parse(prompt).parts)
+        assert one.prominences is not None and FACTS.prominence < one.prominences.max() < FACTS.prominence + 0.4
+        rows = Similarities(np.repeat(one.similarities, count, axis=0), np.repeat(one.prominences, count, axis=0))
+        recalled = find(index_of(items(*SAID)), prompt, limit=10, weights=FACTS, near=rows, is_reminder=True)
+        return [item.id for item in recalled]
+
+    assert reminded("Whippets and xylophones?") == ["0"]
+    assert reminded("Whippets and xylophones? Ocelots and marimbas? Lynxes and didgeridoos?") == []
 
 
 def test_each_question_of_a_prompt_has_its_answer() -> None:

@@ -16,7 +16,7 @@ from turnwise.memory.longterm.recall.passages import vectors_of
 from turnwise.memory.longterm.recall.prominence import spread_out
 from turnwise.memory.longterm.recall.query import parse
 from turnwise.memory.longterm.recall.ranking import FACTS, Weights
-from turnwise.memory.longterm.recall.user_index import UserIndex, find
+from turnwise.memory.longterm.recall.user_index import UserIndex, find, index_of
 
 
 @given(st.data())
@@ -75,6 +75,17 @@ def test_passages_have_the_vector_of_the_item_until_they_have_their_own() -> Non
     similarities = similarities_of(user_index, [1.0, 0.0])
     assert similarities.tolist() == [1.0, 0.0] + [1.0] * (len(keys) - 2)
     assert not user_index.missing()
+
+
+def test_what_is_similar_to_all_items_does_not_come_before_what_is_similar_to_the_query() -> None:
+    turns = [item(str(number), f"item {number}", source=Source(session_id=str(number))) for number in range(6)]
+    user_index, axes = index_of(turns), np.eye(6, dtype=np.float32)
+    of_all, *others = axes[0], *(0.6 * axes[0] + 0.8 * axis for axis in axes[1:])
+    user_index.take(dict(zip(user_index.missing(), [of_all, *others], strict=True)))
+    near = user_index.near(np.array([0.9 * axes[0] + 0.436 * axes[1]]))
+    assert near is not None and near.similarities[0, 0] > near.similarities[0, 1]
+    recalled = find(user_index, "whippets", limit=2, weights=Weights(), near=near)
+    assert [item.id for item in recalled] == ["1", "0"]
 
 
 def test_a_text_of_any_length_has_a_bounded_number_of_vectors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,10 @@ READS: Mapping[str, Callable[[Any], Mapping[str, Callable[[], Awaitable[object]]
     },
     "items": lambda store: {"get": lambda: store.get(USER, ["1"]), "query": lambda: store.query(USER)},
     "indexed items": lambda store: {"load": lambda: store.load(["u"], {})},
-    "checkpoints": lambda store: {"read": lambda: store.read(("t", ""), None), "spaces": lambda: store.spaces("t")},
+    "checkpoints": lambda store: {
+        "read": lambda: asyncio.to_thread(store.read, ("t", ""), None),
+        "spaces": lambda: asyncio.to_thread(store.spaces, "t"),
+    },
     "graph items": lambda store: {"read": lambda: store.read(empty_batch())},
 }
 

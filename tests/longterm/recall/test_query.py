@@ -227,8 +227,8 @@ def test_what_is_told_around_a_question_takes_few_places() -> None:
     told = [f"Ann: We painted the kitchen {color}." for color in ("green", "white", "blue", "grey", "brown")]
     wanted = [f"Ann: I adopted a greyhound in {city}." for city in ("Ghent", "Lille", "Bern", "Graz", "Turin")]
     message = "I am in the kitchen. Where did Ann adopt each greyhound?"
-    recalled = asked(items(*told, *wanted), message, Weights())[:6]
-    assert [int(name) >= len(told) for name in recalled].count(True) == len(wanted)
+    found = find(index_of(items(*told, *wanted)), message, limit=6, weights=Weights())
+    assert [int(item.id) >= len(told) for item in found].count(True) == len(wanted)
 
 
 def test_two_questions_have_as_many_places() -> None:

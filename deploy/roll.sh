@@ -2,25 +2,27 @@
 # Replaces the pods of a running Ray, one worker at a time and then the head, while sessions go on:
 #
 #   deploy/roll.sh                      so that they read secrets and variables anew
-#   deploy/roll.sh IMAGE                with another image, of the same version of Ray
+#   deploy/roll.sh IMAGE                with another image, of the same version of Ray; pods that have it stay
 #
-# NAMESPACE=turnwise names the namespace. It stops at the first pod that has no successor within 15 minutes.
+# NAMESPACE=turnwise names the namespace. It stops if a pod has not gone, or has no successor, within 15 minutes.
 set -eu
 namespace=${NAMESPACE:-turnwise}
 kubectl() { command kubectl -n "$namespace" "$@"; }
 
 # A worker counts when Ray runs in it. It is Ready only with a replica of the service, which not each has.
 started() {
-    kubectl get pods -l "ray.io/node-type=$1" \
-        -o 'jsonpath={range .items[*]}{.metadata.deletionTimestamp}/{.status.containerStatuses[*].started}{"\n"}{end}' |
-        grep -c '^/true' || true
+    kubectl get pods -l "ray.io/node-type=$1" -o "jsonpath={range .items[*]}{.metadata.deletionTimestamp}/\
+{.status.containerStatuses[?(@.name==\"ray-$1\")].started}{\"\n\"}{end}" | grep -c '^/true' || true
+}
+
+wanted() { # how many there should be: the autoscaler may change that meanwhile
+    [ "$1" = head ] && echo 1 || kubectl get raycluster -o 'jsonpath={.items[0].spec.workerGroupSpecs[0].replicas}'
 }
 
 replace() { # the type of its node, the pod
-    before=$(started "$1")
-    kubectl delete "$2" # waits until it has gone
+    kubectl delete --ignore-not-found --timeout=15m "pod/$2" # waits until it has gone
     left=${LOOKS:-180}
-    until [ "$(started "$1")" -ge "$before" ]; do
+    until [ "$(started "$1")" -ge "$(wanted "$1")" ]; do
         left=$((left - 1))
         [ "$left" -gt 0 ] || { echo "$2 has no successor: look at kubectl -n $namespace get pods" >&2; exit 1; }
         sleep "${LOOK_S:-5}"
@@ -28,15 +30,16 @@ replace() { # the type of its node, the pod
 }
 
 if [ $# -gt 0 ]; then
-    cluster=$(kubectl get raycluster -l ray.io/originated-from-cr-name=turnwise -o name)
     container=template/spec/containers/0/image
-    kubectl patch "$cluster" --type json -p "[
+    kubectl patch "$(kubectl get raycluster -o name)" --type json -p "[
         {\"op\": \"replace\", \"path\": \"/spec/headGroupSpec/$container\", \"value\": \"$1\"},
         {\"op\": \"replace\", \"path\": \"/spec/workerGroupSpecs/0/$container\", \"value\": \"$1\"}]"
 fi
-for pod in $(kubectl get pods -l ray.io/node-type=worker -o name); do
-    replace worker "$pod"
-done
-for pod in $(kubectl get pods -l ray.io/node-type=head -o name); do
-    replace head "$pod"
+for type in worker head; do
+    kubectl get pods -l "ray.io/node-type=$type" -o "jsonpath={range .items[*]}{.metadata.name} \
+{.spec.containers[?(@.name==\"ray-$type\")].image}{\"\n\"}{end}" > "${TMPDIR:-/tmp}/turnwise-pods.$$"
+    while read -r pod image; do
+        [ $# -gt 0 ] && [ "$image" = "$1" ] || replace "$type" "$pod" < /dev/null
+    done < "${TMPDIR:-/tmp}/turnwise-pods.$$"
+    rm "${TMPDIR:-/tmp}/turnwise-pods.$$"
 done

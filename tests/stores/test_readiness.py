@@ -115,9 +115,7 @@ async def test_a_postgresql_that_only_reads_is_not_writable(database: str) -> No
             connection.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on'.encode())
     async with closing(SQLStore(database)) as store:
         assert await store.count() == 1
-        with pytest.raises(
-            StoreError, match="or default_transaction_read_only is set: write to the primary"
-        ):
+        with pytest.raises(StoreError, match="or default_transaction_read_only is set: write to the primary"):
             await store.try_writing()
 
 

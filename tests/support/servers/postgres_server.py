@@ -47,6 +47,8 @@ class PostgresServer:
         self._server.ensure_pgdata_inited()
         self.address: str = f"postgresql://postgres@/{{}}?host={self._data}"
         """Its URL, with `{}` for the name of a database."""
+        self.programs = Path(self._server.bin_path)
+        """The folder of its programs, such as `pg_dump`."""
         self.is_up = False
         self._fate = threading.Lock()
         """Held by whoever restarts or freezes it, as a server that is restarted has nothing to be frozen."""

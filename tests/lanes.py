@@ -55,8 +55,11 @@ MORE = [
     "inference/openai/test_serve_replicas_on_ray.py",
     "http/test_guide_on_ray.py",
     "deploy/test_pods_on_ray.py",
+    "cluster/test_shared_memory_on_ray.py",
+    "upgrade/test_two_versions*.py",
     "cluster/test_two_rays.py",
     "cluster/test_own_ray.py",
+    "cluster/test_standbys.py",
     "hosting/test_chaos_on_ray.py",
     "telemetry/test_logs.py",
     "telemetry/test_telemetry_on_ray.py",
@@ -95,9 +98,6 @@ MORE = [
     "project/test_lanes.py",
     "project/test_lint.py",
     "project/test_system_programs.py",
-    "upgrade/test_two_versions*.py",
-    "cluster/test_shared_memory_on_ray.py",
-    "cluster/test_standbys.py",
     "deploy/*.py",
 ]
 """What `make test-more` runs: what takes long, needs a browser, starts whole programs or a Ray of its own, tells of
@@ -106,8 +106,8 @@ types, docs, packages and measurements, or tells on Ray again what other tests t
 As patterns, in the order in which files are taken, so that no lane ends long after the others."""
 
 ROTATED = [
-    ["deploy/test_pods_on_ray.py"],
-    ["cluster/test_two_rays.py", "cluster/test_own_ray.py"],
+    ["deploy/test_pods_on_ray.py", "upgrade/test_two_versions_on_ray.py"],
+    ["cluster/test_two_rays.py", "cluster/test_own_ray.py", "cluster/test_shared_memory_on_ray.py"],
     ["hosting/test_chaos_on_ray.py", "hosting/test_outages_on_ray.py"],
 ]
 """Of these groups of files, which start several Rays or kill for long, `make test-more` runs one, each day the next;

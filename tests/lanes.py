@@ -106,12 +106,40 @@ types, docs, packages and measurements, or tells on Ray again what other tests t
 As patterns, in the order in which files are taken, so that no lane ends long after the others."""
 
 ROTATED = [
-    ["deploy/test_pods_on_ray.py", "upgrade/test_two_versions_on_ray.py"],
-    ["cluster/test_two_rays.py", "cluster/test_own_ray.py", "cluster/test_shared_memory_on_ray.py"],
-    ["hosting/test_chaos_on_ray.py", "hosting/test_outages_on_ray.py"],
+    [
+        "deploy/test_pods_on_ray.py",
+        "upgrade/test_two_versions_on_ray.py",
+        "adapters/agents_sdk/test_agents_sdk_on_ray.py",
+        "adapters/agents_sdk/test_agents_sdk_session_on_ray.py",
+        "adapters/langgraph/test_langgraph_on_ray.py",
+        "adapters/mcp/test_mcp_on_ray.py",
+        "adapters/pydantic_ai/test_pydantic_ai_on_ray.py",
+        "strategies/test_window_on_ray.py",
+    ],
+    [
+        "cluster/test_two_rays.py",
+        "cluster/test_own_ray.py",
+        "cluster/test_shared_memory_on_ray.py",
+        "dispatch/test_agents_of_runs_on_ray.py",
+        "dispatch/test_deliveries_of_two_rays.py",
+        "dispatch/test_webhooks_on_ray.py",
+        "replay/test_at_scale_on_ray.py",
+        "dataset/test_dataset_on_ray.py",
+    ],
+    [
+        "hosting/test_chaos_on_ray.py",
+        "hosting/test_outages_on_ray.py",
+        "inference/test_agents_on_ray.py",
+        "client/test_quotas_on_ray.py",
+        "client/test_hosts_on_ray.py",
+        "memory/test_forgetting_on_ray.py",
+        "memory/test_users_on_ray.py",
+        "cluster/test_leaving_nodes_on_ray.py",
+    ],
 ]
-"""Of these groups of files, which start several Rays or kill for long, `make test-more` runs one, each day the next;
-then comes a day without one, on which CI runs `make test-newest-part`. `make long` runs all of them."""
+"""Of these groups of files, which start several Rays, kill for long, or tell of single features on Ray, `make test-more`
+runs one, each day the next; then comes a day without one, on which CI runs `make test-newest-part`. `make long` runs all
+of them."""
 
 SAME_ON_EACH_PYTHON = (
     *("adapters/", "console/", "http/front_ends/", "http/openai/"),  # frameworks, browsers and clients of others

@@ -137,9 +137,9 @@ ROTATED = [
         "cluster/test_leaving_nodes_on_ray.py",
     ],
 ]
-"""Of these groups of files, which start several Rays, kill for long, or tell of single features on Ray, `make test-more`
-runs one, each day the next; then comes a day without one, on which CI runs `make test-newest-part`. `make long` runs all
-of them."""
+"""Of these groups of files, which start several Rays, kill for long, or tell of single features on Ray, `make
+test-more` runs one, each day the next; then comes a day without one, on which CI runs `make test-newest-part`. `make
+long` runs all of them."""
 
 SAME_ON_EACH_PYTHON = (
     *("adapters/", "console/", "http/front_ends/", "http/openai/"),  # frameworks, browsers and clients of others

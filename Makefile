@@ -93,7 +93,7 @@ test-more: $(TESTING) ## run the tests of types, docs, examples, packages, measu
 
 # All extras and what their tests need, but no tools of developers: to install these takes as long as all the rest.
 NEWEST := .venv-newest
-NEWEST_EXTRAS := ag-ui,anthropic,console,encryption,langgraph,mcp,openai-agents,postgres,pydantic-ai,redis,telemetry,test
+NEWEST_EXTRAS := ag-ui,anthropic,console,dataset,encryption,langgraph,mcp,openai-agents,postgres,pydantic-ai,redis,telemetry,test
 NEWEST_ALSO := google-genai langgraph-checkpoint-conformance
 READY_FOR_NEWEST := $(VENV)/ready-for-newest
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -35,6 +36,8 @@ class AsyncOnce:
         self._runtime = runtime
         self._url = url
         self._make = make
+        self._lock = threading.Lock()
+        """Held while the client is made, so that several first calls make one: another would never be closed."""
         self._client: SessionsClient | None = None
         self._swept_at = -math.inf
         """When such sessions were last deleted, by the monotonic clock."""
@@ -90,6 +93,10 @@ class AsyncOnce:
             await steps.run(self._client.portal, self._client.close)
 
     async def _connected(self) -> SessionsClient:
-        if self._client is None:
-            self._client = await steps.in_thread(self._make)
-        return self._client
+        return self._client or await steps.in_thread(self._made)
+
+    def _made(self) -> SessionsClient:
+        with self._lock:
+            if self._client is None:
+                self._client = self._make()
+            return self._client

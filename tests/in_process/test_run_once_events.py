@@ -14,6 +14,7 @@ from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.hosting.placement import InProcess
+from turnwise.actors.hosting.store_spec import StoreSpec
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.errors import SessionNotFoundError
 from turnwise.memory.conversation.blocks import Text, User
@@ -105,3 +106,25 @@ async def test_without_an_event_store_nothing_is_kept(tmp_path: Path) -> None:
     history = open_history(f"sqlite:///{tmp_path}/events.db")
     assert await history.events(SessionKey(run.session_id)) == []
     await history.close()
+
+
+async def test_first_calls_at_once_open_as_many_stores_as_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one would never be closed."""
+    opened = 0
+
+    def open_store(spec: StoreSpec, runtime: Any) -> Any:
+        nonlocal opened
+        opened += 1
+        return really_open(spec, runtime)
+
+    really_open = StoreSpec.open_store
+    monkeypatch.setattr(StoreSpec, "open_store", open_store)
+    counts = []
+    for calls in (1, 6):
+        opened = 0
+        async with AsyncSessionManager(f"sqlite:///{tmp_path}/{calls}.db", **SETTINGS) as manager:
+            await asyncio.gather(*(manager.run_once(f"hello {number}") for number in range(calls)))
+            counts.append(opened)
+    assert counts[0] == counts[1]

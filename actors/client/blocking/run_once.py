@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -36,6 +37,8 @@ class Once:
         self._runtime = runtime
         self._url = url
         self._make = make
+        self._lock = threading.Lock()
+        """Held while the client is made, so that several first calls make one: another would never be closed."""
         self._client: SessionsClient | None = None
         self._swept_at = -math.inf
         """When such sessions were last deleted, by the monotonic clock."""
@@ -91,6 +94,10 @@ class Once:
             steps.run(self._client.portal, self._client.close)
 
     def _connected(self) -> SessionsClient:
-        if self._client is None:
-            self._client = steps.in_thread(self._make)
-        return self._client
+        return self._client or steps.in_thread(self._made)
+
+    def _made(self) -> SessionsClient:
+        with self._lock:
+            if self._client is None:
+                self._client = self._make()
+            return self._client

@@ -97,6 +97,5 @@ class AsyncOnce:
 
     def _made(self) -> SessionsClient:
         with self._lock:
-            if self._client is None:
-                self._client = self._make()
-            return self._client
+            client = self._client = self._client or self._make()
+        return client

@@ -94,9 +94,12 @@ class Once:
             steps.run(self._client.portal, self._client.close)
 
     def _connected(self) -> SessionsClient:
-        return self._client or steps.in_thread(self._made)
+        if self._client is not None:
+            return self._client
+        return steps.in_thread(self._made)
 
     def _made(self) -> SessionsClient:
         with self._lock:
-            client = self._client = self._client or self._make()
-        return client
+            if self._client is None:
+                self._client = self._make()
+            return self._client

@@ -36,10 +36,8 @@ if [ $# -gt 0 ]; then
         {\"op\": \"replace\", \"path\": \"/spec/workerGroupSpecs/0/$container\", \"value\": \"$1\"}]"
 fi
 for type in worker head; do
-    kubectl get pods -l "ray.io/node-type=$type" -o "jsonpath={range .items[*]}{.metadata.name} \
-{.spec.containers[?(@.name==\"ray-$type\")].image}{\"\n\"}{end}" > "${TMPDIR:-/tmp}/turnwise-pods.$$"
-    while read -r pod image; do
-        [ $# -gt 0 ] && [ "$image" = "$1" ] || replace "$type" "$pod" < /dev/null
-    done < "${TMPDIR:-/tmp}/turnwise-pods.$$"
-    rm "${TMPDIR:-/tmp}/turnwise-pods.$$"
+    for pod in $(kubectl get pods -l "ray.io/node-type=$type" -o "jsonpath={range .items[*]}{.metadata.name}=\
+{.spec.containers[?(@.name==\"ray-$type\")].image}{\"\n\"}{end}"); do
+        [ $# -gt 0 ] && [ "${pod#*=}" = "$1" ] || replace "$type" "${pod%%=*}"
+    done
 done

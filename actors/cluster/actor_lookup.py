@@ -208,15 +208,15 @@ class PackedLookup:
 
     async def loaded(self, keys: Collection[SessionKey]) -> Collection[SessionKey]:
         layout, actors = self._hosts.layout, self._actors
-        asked = [(actors[index], own) for index, own in _by_host(layout, keys).items()]
-        loaded = await asyncio.gather(*(_loaded_by(actor, own) for actor, own in asked + await self._replaced(keys)))
+        hosts = [(actors[index], own) for index, own in _by_host(layout, keys).items()] + await self._replaced(keys)
+        loaded = await asyncio.gather(*(_loaded_by(actor, own) for actor, own in hosts))
         return set().union(*loaded)
 
     async def _replaced(self, keys: Collection[SessionKey]) -> list[tuple[Any, set[SessionKey]]]:
         """Return the hosts that were replaced and have not left, each with the sessions that it may have."""
 
         def find() -> list[tuple[Any, set[SessionKey]]]:
-            found: list[tuple[Any, set[SessionKey]]] = []
+            replaced: list[tuple[Any, set[SessionKey]]] = []
             for hosts in find_hosts(self._namespace, self._store_id):
                 own = _by_host(hosts.layout, keys)
                 for index, numbers in hosts.successors.items():
@@ -225,8 +225,8 @@ class PackedLookup:
                         name = hosts.layout.actor_name(self._store_id, index, number)
                         is_replaced = not (is_newest and number == self._hosts.newest(index))
                         if is_replaced and index in own and (actor := find_actor(self._namespace, name)) is not None:
-                            found.append((actor, own[index]))
-            return found
+                            replaced.append((actor, own[index]))
+            return replaced
 
         return await asyncio.to_thread(find)
 

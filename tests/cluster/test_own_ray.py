@@ -98,14 +98,14 @@ async def third_life(folder: Path) -> list[list[Any]]:
     def has_spare() -> bool:
         return any(process.info["name"] == "ray::IDLE" for process in psutil.process_iter(["name"]))
 
-    said = []
+    answers = []
     async with AsyncSessionManager(f"sqlite:///{folder}/told.db", engine=FunctionEngine(tell)) as manager:
         for number in range(6):  # more than Ray prepares by itself, which are as many as there are CPUs
             await until(has_spare)
             opened_at = time.time()
             run = await (await manager.open(f"told-{number}")).run("hello")
-            said.append([opened_at, *json.loads((await run).text)])
-    return said
+            answers.append([opened_at, *json.loads((await run).text)])
+    return answers
 
 
 def program(folder: Path) -> None:

@@ -54,10 +54,10 @@ class Calls:
             StoreClosedError: it was closed; the call was not made.
         """
         try:
-            made = asyncio.get_running_loop().run_in_executor(self._threads, self.here, call)
+            result = asyncio.get_running_loop().run_in_executor(self._threads, self.here, call)
         except RuntimeError:  # the threads were shut down
             raise StoreClosedError(self._name) from None
-        return await made
+        return await result
 
     async def close(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Wait for all calls, refuse later ones, and run the coroutine that `make` makes. Closing twice is fine."""

@@ -21,6 +21,9 @@ import ray
 DELAY_S = 0.25
 """How long after an actor was made its node is asked: then this program mostly waits for it, and has time."""
 
+SETTLED_S = 2.0
+"""When it is asked once more: a process that an actor is about to get counts as idle until then."""
+
 KEPT_S = 600
 """How long Ray keeps a process that nobody takes, in seconds; up to its number of CPUs, it keeps them for longer."""
 
@@ -57,11 +60,12 @@ class SpareProcesses:
 
     def _work(self) -> None:
         while True:
-            time.sleep(DELAY_S)
-            with self._lock:
-                self._is_wanted = False
             try:
-                self._prepare()
+                for pause_s in (DELAY_S, SETTLED_S):
+                    time.sleep(pause_s)
+                    with self._lock:
+                        self._is_wanted = False
+                    self._prepare()
             except Exception:  # noqa: BLE001 - a private interface may fail in any way
                 _log.debug("Ray has prepared no process for the next session", exc_info=True)
             with self._lock:

@@ -81,30 +81,30 @@ async def second_life(folder: Path) -> str:
 
 
 def tell(turn: Any) -> str:
-    """Say when this process was started, and whether it imported what sessions need before it was given one."""
+    """Say which process this is, and whether it imported what sessions need before it was given one."""
+    return json.dumps([os.getpid(), "turnwise.preload" in sys.modules])
+
+
+async def with_ready_processes(folder: Path) -> list[list[bool]]:
+    """Open sessions one after another, each when Ray has a process ready.
+
+    Return of each whether it got such a process, and what that said.
+    """
     import psutil  # type: ignore[import-untyped]
-
-    return json.dumps([psutil.Process().create_time(), "turnwise.preload" in sys.modules])
-
-
-async def third_life(folder: Path) -> list[list[Any]]:
-    """Open sessions one after another, each when Ray has a process ready; return when, and what each said."""
-    import time
-
-    import psutil
 
     from turnwise.actors.inference.function_engine import FunctionEngine
 
-    def has_spare() -> bool:
-        return any(process.info["name"] == "ray::IDLE" for process in psutil.process_iter(["name"]))
+    def ready() -> set[int]:
+        return {process.pid for process in psutil.process_iter(["name"]) if process.info["name"] == "ray::IDLE"}
 
     answers = []
     async with AsyncSessionManager(f"sqlite:///{folder}/told.db", engine=FunctionEngine(tell)) as manager:
         for number in range(6):  # more than Ray prepares by itself, which are as many as there are CPUs
-            await until(has_spare)
-            opened_at = time.time()
+            await until(ready)
+            before = ready()
             run = await (await manager.open(f"told-{number}")).run("hello")
-            answers.append([opened_at, *json.loads((await run).text)])
+            pid, is_preloaded = json.loads((await run).text)
+            answers.append([pid in before, is_preloaded])
     return answers
 
 
@@ -115,7 +115,6 @@ def program(folder: Path) -> None:
     report = asyncio.run(first_life(folder))
     # The threads of that event loop have ended, and Linux ends what a thread started together with it.
     report["answer"] = asyncio.run(second_life(folder))
-    report["told"] = asyncio.run(third_life(folder))
     report["ignores SIGINT"] = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     ray.shutdown()
     print(json.dumps(report))
@@ -161,12 +160,13 @@ def test_a_manager_says_once_that_it_started_a_ray_of_its_own(own_ray: tuple[dic
 
 
 @pytest.mark.timeout(300)
-def test_sessions_get_processes_that_were_ready_before_and_each_is_replaced(
-    own_ray: tuple[dict[str, Any], str],
-) -> None:
-    report, _ = own_ray
-    for opened_at, started_at, is_preloaded in report["told"]:
-        assert started_at < opened_at and is_preloaded
+def test_sessions_get_processes_that_were_ready_before_and_each_is_replaced(tmp_path: Path) -> None:
+    """In a program without tasks of Ray, which leave processes that are idle and serve no session."""
+    command = [sys.executable, __file__, str(tmp_path), "ready"]
+    env = {**os.environ, "RAY_ADDRESS": "local", "RAY_USAGE_STATS_ENABLED": "0"}
+    done = subprocess.run(command, env=env, text=True, capture_output=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == [[True, True]] * 6
 
 
 def test_workers_that_ignore_sigint_are_warned_about_once(ray_session: Any) -> None:
@@ -226,7 +226,10 @@ def test_settings_of_the_environment_are_read_when_a_manager_is_made(
 
 
 if __name__ == "__main__":
-    program(Path(sys.argv[1]))
+    if sys.argv[2:]:
+        print(json.dumps(asyncio.run(with_ready_processes(Path(sys.argv[1])))))
+    else:
+        program(Path(sys.argv[1]))
 
 
 @pytest.mark.parametrize("late", [1, 2])

@@ -70,7 +70,17 @@ ROOMS = {
         "longterm",
         "working",
     ],
-    "actors": ["inference", "memory", "session", "dispatch", "hosting", "in_process", "cluster", "client"],
+    "actors": [
+        "wire_version",
+        "inference",
+        "memory",
+        "session",
+        "dispatch",
+        "hosting",
+        "in_process",
+        "cluster",
+        "client",
+    ],
 }
 """The rooms and single files of a floor: each imports from those before it only."""
 ERRORS: list[Any] = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__]

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from turnwise import EchoEngine, InProcess, SessionManager
-from turnwise.actors.hosting import verbs, wire_version
+from turnwise.actors import wire_version
+from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.placement import Dedicated
 from turnwise.actors.hosting.wire import HostLoad, Message, Refused, SessionRef, StartAnswer
-from turnwise.actors.hosting.wire_version import (
+from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.wire_version import (
     OWN,
     WireVersion,
     packed,
@@ -20,7 +22,6 @@ from turnwise.actors.hosting.wire_version import (
     unpacked_answer,
     unpacked_settings,
 )
-from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import OverloadedError, WireVersionError
 from turnwise.memory.conversation.blocks import Text
 from turnwise.memory.conversation.branches import Branch

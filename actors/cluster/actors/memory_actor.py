@@ -17,7 +17,7 @@ from turnwise.actors.hosting.identity import identity, pickled
 from turnwise.actors.hosting.memory.memory_host import MemoryHost
 from turnwise.actors.hosting.process_memory import collect_rarely
 from turnwise.actors.hosting.reach import Reach
-from turnwise.actors.hosting.wire_version import unpacked, unpacked_settings
+from turnwise.actors.wire_version import unpacked, unpacked_settings
 from turnwise.errors import ConfigError, LongTermMemoryError, WireVersionError
 from turnwise.memory.longterm.base import LongTermMemory, is_local, label_of
 

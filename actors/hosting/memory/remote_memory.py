@@ -11,9 +11,9 @@ from typing import Any, Unpack, cast
 
 from turnwise.actors.hosting.runtime import MemoryProcess
 from turnwise.actors.hosting.wire import GaveUp, Refused
-from turnwise.actors.hosting.wire_version import packed, unpacked_answer
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.wire_version import packed, unpacked_answer
 from turnwise.errors import ConfigError, LongTermMemoryError
 from turnwise.memory.longterm.base import (
     ItemChanges,

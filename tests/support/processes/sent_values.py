@@ -134,7 +134,11 @@ def read_dataset(data: bytes) -> Sequence[Any]:
 
     async def no_page(_: object) -> None: ...
 
-    with patch.object(ray_parts, "read_examples", read_examples), patch.object(ray_parts, "next_page", no_page):
+    with (
+        patch.object(StoreSpec, "open_store", lambda *_: AsyncMock()),
+        patch.object(ray_parts, "read_examples", read_examples),
+        patch.object(ray_parts, "next_page", no_page),
+    ):
         assert list(task()) == []
     return [read[0].consent]
 

@@ -48,7 +48,9 @@ class Gated:
 
 def whereabouts(context: ToolContext) -> dict[str, str | None]:
     """Say where it runs, and for whom."""
-    return {"version": __version__, "user": context.user_id, "mood": getattr(context.session, "mood", None)}
+    import turnwise  # where it runs: what this module holds travels with the function
+
+    return {"version": turnwise.__version__, "user": context.user_id, "mood": getattr(context.session, "mood", None)}
 
 
 class Program:
@@ -126,8 +128,9 @@ class Program:
     async def call_tool(self, address: str) -> tuple[bool, str]:
         """Call a tool that is a Ray task on a node; return whether the result is an error, and its text."""
         (node_id,) = (node["NodeID"] for node in ray.nodes() if node["NodeManagerAddress"] == address)
-        there = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
-        remote_tool = tool(ray.remote(**there)(whereabouts), timeout_s=120.0)
+        task: Any = ray.remote(whereabouts)
+        there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        remote_tool = tool(task.options(num_cpus=0, scheduling_strategy=there), like=whereabouts, timeout_s=120.0)
         session = SessionView(session_id="s", user_id="ann", agent=None, metadata={}, author="bob")
         context = ToolContext(session=session, run_id="r", turn_index=0, call_id="c")
         use = ToolUse(call_id="c", name="whereabouts", input={})

@@ -40,7 +40,8 @@ async def texts(run: AsyncExecutionHandle) -> AsyncIterator[str]:
 class Chat:
     """Answers for all users. A session belongs to its user, so no request reaches that of another user."""
 
-    def __init__(self, store: str, engine: OpenAIEngine) -> None:
+    def __init__(self, store: str, model: str, base_url: str | None) -> None:
+        engine = OpenAIEngine(model, base_url=base_url)
         self.manager = AsyncSessionManager(store, engine=engine, placement=Packed(hosts=1))
 
     @app.post("/chat")
@@ -59,8 +60,9 @@ class Chat:
 
 def chat(args: dict[str, str]) -> serve.Application:
     """Build the application, as `serve run ray_serve_chat:chat store=postgresql://user@host/name` does."""
-    engine = OpenAIEngine(args.get("model", "gpt-5-mini"), base_url=args.get("base_url"))
-    application: serve.Application = Chat.bind(args.get("store", "sqlite:///serve.db"), engine)  # type: ignore[attr-defined]
+    application: serve.Application = Chat.bind(  # type: ignore[attr-defined]
+        args.get("store", "sqlite:///serve.db"), args.get("model", "gpt-5-mini"), args.get("base_url")
+    )
     return application
 
 

@@ -60,6 +60,7 @@ from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.wire import PackedTurn, SessionInfo, SessionRef
 from turnwise.actors.inference.timeline import MAX_EVENT_BYTES, custom_event
+from turnwise.actors.wire_version import by_version
 from turnwise.errors import InvalidInputError, TurnNotFoundError, shown
 from turnwise.memory.conversation.blocks import AnyBlock, Summary
 from turnwise.memory.conversation.marks import MAX_MARK_BYTES, Mark
@@ -114,7 +115,7 @@ class AsyncSession:
         return facts_html(type(self).__name__, {"id": self.id, "user_id": self.user_id, "agent": self.agent})
 
     def __reduce__(self) -> tuple[object, ...]:
-        return partial(type(self), client=self._client, ref=self._ref, agent=self.agent), ()
+        return by_version(type(self), client=self._client, ref=self._ref, agent=self.agent)
 
     @property
     def actor(self) -> Any:

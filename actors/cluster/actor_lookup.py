@@ -27,7 +27,7 @@ from turnwise.actors.cluster.spare_processes import SpareProcesses
 from turnwise.actors.hosting.identity import pickled
 from turnwise.actors.hosting.placement import Dedicated, Packed
 from turnwise.actors.hosting.reach import NoProcessError
-from turnwise.actors.hosting.wire_version import unpacked_answer
+from turnwise.actors.wire_version import unpacked_answer
 from turnwise.errors import OverloadedError, SessionLostError, WireVersionError
 from turnwise.memory.conversation.sessions import SessionKey
 

@@ -28,7 +28,7 @@ from ray.experimental.internal_kv import (
 )
 
 from turnwise.actors.cluster.actor_names import detached_actor, find_actor
-from turnwise.actors.hosting.wire_version import packed
+from turnwise.actors.wire_version import packed
 
 INLINE_BYTES = 64 << 10
 """Settings of up to this size are in the actor's record. Ray moves arguments of 100 KB and more out of it."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from turnwise.actors.hosting.wire_version import unpacked_answer
+from turnwise.actors.wire_version import unpacked_answer
 
 if TYPE_CHECKING:
     from turnwise.actors.cluster.actor_lookup import DedicatedLookup, PackedLookup

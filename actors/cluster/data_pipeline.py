@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from turnwise.actors.hosting.identity import pickled
-from turnwise.actors.hosting.wire_version import packed, unpacked, unpacked_answer, unpacked_settings
+from turnwise.actors.wire_version import packed, unpacked, unpacked_answer, unpacked_settings
 from turnwise.errors import ConfigError, StoreError, TurnwiseError
 
 PIECES_AT_ONCE = 2

@@ -11,7 +11,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from turnwise.actors.hosting.wire_version import packed, unpacked_answer
+from turnwise.actors.hosting.identity import pickled
+from turnwise.actors.wire_version import packed, unpacked_answer, unpacked_settings
 from turnwise.errors import WireVersionError
 
 ANSWER_S = 60.0
@@ -64,14 +65,15 @@ def ask_workers(question: Callable[..., Any], *args: Any) -> Mapping[str, Any]:
     refs = {
         node["NodeManagerAddress"]: task.options(
             num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote(question, *args)
+        ).remote(pickled((question, args)))
         for node in _nodes()[:MOST]
     }
     ray.wait(list(refs.values()), num_returns=len(refs), timeout=ANSWER_S)
     return {address: _answer(ref) for address, ref in refs.items()}
 
 
-def _answered(question: Callable[..., Any], *args: Any) -> bytes:
+def _answered(request: bytes) -> bytes:
+    question, args = unpacked_settings(request)
     return packed(question(*args))
 
 

@@ -23,8 +23,8 @@ from turnwise.actors.cluster.node_choice import nodes_for
 from turnwise.actors.hosting.identity import pickled
 from turnwise.actors.hosting.placement import Dedicated, Packed
 from turnwise.actors.hosting.reach import NoProcessError
-from turnwise.actors.hosting.wire_version import packed
 from turnwise.actors.in_process.threads import EventLoop
+from turnwise.actors.wire_version import packed
 from turnwise.errors import StoreError
 from turnwise.memory.background import retry, watch
 from turnwise.memory.deliveries.records import Delivery

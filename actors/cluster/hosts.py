@@ -14,7 +14,7 @@ from turnwise.actors.cluster.sharding import find_hosts as find_packed, find_lay
 from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
 from turnwise.actors.hosting.store_spec import store_id_of
 from turnwise.actors.hosting.wire import HostInfo, HostLoad
-from turnwise.actors.hosting.wire_version import unpacked_answer
+from turnwise.actors.wire_version import unpacked_answer
 from turnwise.errors import ConfigError, WireVersionError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.stores.urls import redact, resolve_url

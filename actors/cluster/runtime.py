@@ -17,7 +17,7 @@ from turnwise.actors.hosting.placement import Dedicated, Packed
 from turnwise.actors.hosting.runtime import DeliveryLook, MemoryProcess, SessionProcesses
 from turnwise.actors.hosting.store_spec import StoreSpec, check_folders
 from turnwise.actors.hosting.wire import DrainReport, HostInfo
-from turnwise.actors.hosting.wire_version import unpacked_settings
+from turnwise.actors.wire_version import unpacked_settings
 from turnwise.memory.longterm.base import LongTermMemory
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.store_owner import StoreOwner

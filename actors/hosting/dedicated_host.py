@@ -11,8 +11,8 @@ from turnwise.actors.hosting.engine_override import EngineOverride
 from turnwise.actors.hosting.session_service import SaveOverride, SessionService
 from turnwise.actors.hosting.waits import Waits
 from turnwise.actors.hosting.wire import Message, Refused, SessionRef
-from turnwise.actors.hosting.wire_version import packed, unpacked
 from turnwise.actors.hosting.worker_resources import WorkerResources
+from turnwise.actors.wire_version import packed, unpacked
 from turnwise.errors import (
     CorruptRecordError,
     EncryptionError,

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from turnwise.actors.hosting.wire_version import packed
+from turnwise.actors.wire_version import packed
 
 
 def identity(value: object, *, dumps: Callable[[object], bytes] | None = None) -> str:

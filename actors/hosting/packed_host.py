@@ -18,9 +18,9 @@ from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.hosting.session_service import SaveOverride, SessionService
 from turnwise.actors.hosting.waits import Waits
 from turnwise.actors.hosting.wire import HostLoad, Message, Refused, SessionRef
-from turnwise.actors.hosting.wire_version import packed, unpacked, unpacked_answer
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.inference.attempt import reason
+from turnwise.actors.wire_version import packed, unpacked, unpacked_answer
 from turnwise.errors import (
     ConfigError,
     CorruptRecordError,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
-from turnwise.actors.hosting.wire_version import packed
+from turnwise.actors.wire_version import packed
 from turnwise.errors import TurnwiseError
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.branches import Branches

@@ -9,7 +9,6 @@ from typing import Any
 
 from turnwise.actors.hosting.engine_override import EngineOverride
 from turnwise.actors.hosting.wire import Refused
-from turnwise.actors.hosting.wire_version import unpacked_settings
 from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
 from turnwise.actors.inference.observing import Observer, observer_of
 from turnwise.actors.memory.attached import MemorySlot
@@ -18,6 +17,7 @@ from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.state.alarm import NO_ALARM, Alarm
 from turnwise.actors.session.state.outbox import WebhookOutbox
 from turnwise.actors.session.state.quota_book import QuotaBook
+from turnwise.actors.wire_version import unpacked_settings
 from turnwise.errors import ConfigError, EngineLimitError, TurnwiseError, WireVersionError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.event_store.base import HistoryStore

@@ -18,9 +18,9 @@ from turnwise.actors.hosting.engine_override import EngineOverride
 from turnwise.actors.hosting.packed_host import PackedHost
 from turnwise.actors.hosting.placement import InProcess, Packed
 from turnwise.actors.hosting.wire import EngineWanted, HostLoad, Message, Refused, SessionRef
-from turnwise.actors.hosting.wire_version import unpacked_answer
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.in_process.threads import EventLoop
+from turnwise.actors.wire_version import unpacked_answer
 from turnwise.memory.background import log_failure, retry
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.deliveries.records import Delivery

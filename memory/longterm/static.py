@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import time
@@ -101,20 +102,23 @@ class StaticMemory:
         self._weights = weights
         self._embedding = embedding
         self._query_s = query_s
-        self._set_up()
-
-    def _set_up(self) -> None:
         self._indexes = ItemIndexes()
         """The index of the facts as of the last recall."""
         self._similarity = None if self._embedding is None else Similarity(self._embedding, limit_s=self._query_s)
 
-    def __getstate__(self) -> dict[str, object]:
-        state = {name: value for name, value in vars(self).items() if name not in ("_indexes", "_similarity")}
-        return state | {"_embedding": portable(self._embedding)}
+    def __reduce__(self) -> tuple[Any, ...]:
+        settings: dict[str, Any] = {
+            "owner": self._owner.user_id,
+            "all_up_to": self._all_up_to,
+            "weights": self._weights,
+            "embedding": portable(self._embedding),
+            "query_s": self._query_s,
+        }
+        facts = self._items if self._table is None else self._table
+        return functools.partial(type(self), **settings), (facts, self._store), self.label
 
-    def __setstate__(self, state: dict[str, object]) -> None:
-        vars(self).update(state)
-        self._set_up()
+    def __setstate__(self, label: Label) -> None:
+        self.label = label
 
     @property
     def is_local(self) -> bool:

@@ -18,7 +18,7 @@ from engines import process_of
 from harness import Samples, Table, end_process, prompt_of
 from turnwise import AsyncSession, AsyncSessionManager, EchoEngine, Packed, Session, SessionManager
 from turnwise.actors.hosting.wire import SessionRef
-from turnwise.actors.hosting.wire_version import unpacked
+from turnwise.actors.wire_version import unpacked
 from turnwise.memory.conversation.blocks import User, encode
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span

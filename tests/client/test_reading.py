@@ -19,11 +19,11 @@ from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.hosting.stored_source import TAIL, StoredSource, UnattendedError
 from turnwise.actors.hosting.verb_declaration import VerbCall
 from turnwise.actors.hosting.wire import PackedOutcome, SessionRef
-from turnwise.actors.hosting.wire_version import packed
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.state.reads import SessionReads
+from turnwise.actors.wire_version import packed
 from turnwise.errors import RunNotFoundError, SessionFencedError, SessionNotFoundError, TurnNotFoundError
 from turnwise.memory.conversation.events import RunCompleted
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord

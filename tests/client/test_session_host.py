@@ -21,7 +21,7 @@ from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.hosting.reach import REACH_S
 from turnwise.actors.hosting.runtime import AwayError
 from turnwise.actors.hosting.wire import SessionRef
-from turnwise.actors.hosting.wire_version import packed
+from turnwise.actors.wire_version import packed
 from turnwise.errors import SessionLostError
 from turnwise.memory.conversation.sessions import SessionKey
 

@@ -28,7 +28,7 @@ from turnwise.actors.cluster.actors.loading import FREE_STARTS
 from turnwise.actors.cluster.actors.memory_actor import MemoryActorProcess
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.wire import SessionRef
-from turnwise.actors.hosting.wire_version import packed
+from turnwise.actors.wire_version import packed
 from turnwise.errors import SessionLostError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.longterm.base import Scope

@@ -11,7 +11,7 @@ from ray.exceptions import RayActorError
 
 from turnwise.actors.cluster.actor_lookup import PackedLookup
 from turnwise.actors.cluster.sharding import Layout
-from turnwise.actors.hosting.wire_version import packed
+from turnwise.actors.wire_version import packed
 from turnwise.memory.conversation.sessions import SessionKey
 
 LAYOUT = Layout(0, 2)

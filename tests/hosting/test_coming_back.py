@@ -14,10 +14,10 @@ from turnwise.actors.cluster.actors.loading import FREE_STARTS, LOAD_S, Loading
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.reach import LOOK_S, REACH_S, NoProcessError, Presence, Reach
 from turnwise.actors.hosting.wire import SessionRef
-from turnwise.actors.hosting.wire_version import packed
 from turnwise.actors.hosting.worker_resources import WorkerResources
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.wire_version import packed
 from turnwise.errors import SessionLostError, StoreError, WireVersionError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.growing_pauses import JITTER

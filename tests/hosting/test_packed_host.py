@@ -23,7 +23,6 @@ from turnwise.actors.hosting.packed_host import PackedHost
 from turnwise.actors.hosting.placement import Dedicated, Packed
 from turnwise.actors.hosting.session_service import SessionService
 from turnwise.actors.hosting.wire import Message, Refused, SessionRef
-from turnwise.actors.hosting.wire_version import unpacked
 from turnwise.actors.hosting.worker_resources import MAX_CACHED, WorkerResources
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import (
@@ -37,6 +36,7 @@ from turnwise.actors.inference.engine import (
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.state.ownership import Ownership
+from turnwise.actors.wire_version import unpacked
 from turnwise.errors import (
     ConfigError,
     KeyMissingError,

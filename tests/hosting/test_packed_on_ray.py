@@ -27,12 +27,12 @@ from turnwise.actors.client.session import AsyncSession
 from turnwise.actors.cluster.sharding import find_layouts
 from turnwise.actors.hosting.placement import Dedicated, Packed
 from turnwise.actors.hosting.store_spec import store_id_of
-from turnwise.actors.hosting.wire_version import unpacked
 from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.actors.inference.tools.loop import ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.wire_version import unpacked
 from turnwise.errors import OverloadedError, RunCancelledError, RunInterruptedError
 from turnwise.memory.conversation.blocks import AnyBlock, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.events import RunCompleted, TextDelta

@@ -25,10 +25,10 @@ from turnwise.actors.hosting.placement import Dedicated, InProcess, Packed
 from turnwise.actors.hosting.verb_declaration import VerbCall
 from turnwise.actors.hosting.waits import ENDING_S, SLICE_S
 from turnwise.actors.hosting.wire import Message, PackedOutcome, Refused, SessionInfo, SessionRef, Waited
-from turnwise.actors.hosting.wire_version import packed
 from turnwise.actors.hosting.worker_resources import SessionSetup
 from turnwise.actors.inference.engine import RunContext, SessionView
 from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.wire_version import packed
 from turnwise.errors import ConfigError, OverloadedError, WaitTimeoutError
 from turnwise.memory.conversation.blocks import AnyBlock
 from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.tools.tool import tool
+from turnwise.actors.wire_version import unpacked_settings
 from turnwise.http.auth import Identity
-from turnwise.http.config import ServiceConfig, Source
+from turnwise.http.config import ServiceConfig
 from turnwise.memories import StaticMemory
 from turnwise.strategies.keep_last import KeepLast
 
@@ -28,8 +29,10 @@ def auth(connection: object) -> Identity:
     return Identity("ann")
 
 
-def work(config: ServiceConfig, source: Source, bound: socket.socket, parent: Connection) -> None:
+def work(start: bytes, bound: socket.socket, parent: Connection) -> None:
     """Be a worker that does not start once, if the file that stands for its store is there; the next stops all."""
+    config: ServiceConfig
+    config, _ = unpacked_settings(start)
     broken = Path(config.store)
     if broken.exists():
         broken.rename(f"{broken}.was")

@@ -16,7 +16,7 @@ from turnwise.actors.hosting.memory import memory_host, remote_memory
 from turnwise.actors.hosting.memory.memory_host import MemoryHost
 from turnwise.actors.hosting.memory.remote_memory import FAILURES, RemoteMemory
 from turnwise.actors.hosting.wire import GaveUp
-from turnwise.actors.hosting.wire_version import packed, unpacked
+from turnwise.actors.wire_version import packed, unpacked
 from turnwise.errors import InvalidMemoryError, LongTermMemoryError, StoreClosedError, StoreError
 from turnwise.memory.longterm.base import DegradedRecall, MemoryItem, Recall, Reminder, Scope, trouble_of
 from turnwise.memory.longterm.index.locations import ChromaFolder

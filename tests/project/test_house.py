@@ -70,7 +70,17 @@ ROOMS = {
         "longterm",
         "working",
     ],
-    "actors": ["inference", "memory", "session", "dispatch", "hosting", "in_process", "cluster", "client"],
+    "actors": [
+        "wire_version",
+        "inference",
+        "memory",
+        "session",
+        "dispatch",
+        "hosting",
+        "in_process",
+        "cluster",
+        "client",
+    ],
 }
 """The rooms and single files of a floor: each imports from those before it only."""
 ERRORS: list[Any] = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__]
@@ -463,37 +473,6 @@ def test_each_page_of_the_docs_is_in_the_navigation_of_the_site() -> None:
 def test_each_page_of_the_design_has_at_most_120_lines() -> None:
     for page in (ROOT / "docs/design.md", *(ROOT / "docs/design").glob("*.md")):
         assert page.read_text(encoding="utf-8").count("\n") <= 120, page.name
-
-
-def test_no_frozen_dataclass_with_a_public_name_has_slots() -> None:
-    """Pickle would write its values by position: one more field in a later version would shift the others."""
-    for floor in FLOORS:
-        for path in files_of(floor):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    decorators = [
-                        ast.unparse(decorator)
-                        for decorator in node.decorator_list
-                        if "dataclass" in ast.unparse(decorator)
-                    ]
-                    is_positional = any(
-                        "frozen=True" in decorator and "slots=True" in decorator for decorator in decorators
-                    )
-                    assert not is_positional, f"{path.relative_to(ROOT)}: {node.name} has slots"
-
-
-def test_named_tuples_that_travel_are_pickled_by_the_names_of_their_fields() -> None:
-    """Likewise. Those of other rooms stay in their process."""
-    rooms = [ROOT / "memory/conversation", ROOT / "memory/quotas", ROOT / "strategies", ROOT / "actors/hosting"]
-    found = []
-    for path in (path for room in rooms for path in sorted(room.rglob("*.py")) if "conformance" not in path.name):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
-                continue
-            if [ast.unparse(base) for base in node.bases] == ["NamedTuple"]:
-                found.append(node.name)
-                assert "return by_name(self)" in ast.unparse(node), f"{path}: {node.name}"
-    assert {"SessionKey", "Span", "Purpose"} <= set(found)
 
 
 def test_the_reference_is_made_from_the_code_as_it_is() -> None:

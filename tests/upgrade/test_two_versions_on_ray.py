@@ -215,3 +215,12 @@ def test_a_session_of_one_version_asks_a_memory_of_the_other(cluster: Cluster) -
     assert program.ask("read", namespace="memories", session_id="second")["node"] == EARLIER
     nodes = program.ask("nodes_of", word="turnwise/memory/")
     assert [node for name, node in nodes.items() if name.startswith("memories ")] == [LATER]
+
+
+def test_a_tool_that_is_a_task_on_a_node_of_the_other_version(cluster: Cluster) -> None:
+    """A later worker takes the context of an earlier session; an earlier one refuses that of a later session."""
+    is_error, text = cluster.earlier.ask("call_tool", address=LATER)
+    assert not is_error and json.loads(text) == {"version": "0.2.0", "user": "bob", "mood": "calm"}
+    is_error, text = cluster.later.ask("call_tool", address=EARLIER)
+    assert is_error and text.startswith("WireVersionError: ") and names_both(text), text
+    assert "ToolContext: " in text or "SessionView has 'mood'" in text, text

@@ -4,23 +4,27 @@ import pickle
 import sys
 from collections import namedtuple
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from turnwise import EchoEngine, InProcess, SessionManager
-from turnwise.actors.hosting import verbs, wire_version
+from turnwise.actors import wire_version
+from turnwise.actors.hosting import verbs
+from turnwise.actors.hosting.identity import identity
 from turnwise.actors.hosting.placement import Dedicated
 from turnwise.actors.hosting.wire import HostLoad, Message, Refused, SessionRef, StartAnswer
-from turnwise.actors.hosting.wire_version import (
+from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.wire_version import (
     OWN,
     WireVersion,
+    by_version,
     packed,
     unpacked,
     unpacked_answer,
     unpacked_settings,
 )
-from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import OverloadedError, WireVersionError
 from turnwise.memory.conversation.blocks import Text
 from turnwise.memory.conversation.branches import Branch
@@ -38,6 +42,12 @@ REF = SessionRef(SessionKey("s"))
 def sent_by(sender: WireVersion, value: object) -> bytes:
     """Return what a process of this version would send."""
     return pickle.dumps(value) + sender.trailer
+
+
+def fit_request(value: object) -> None:
+    """Compare what was unpickled, as `unpacked` does."""
+    if why := wire_version._fit(value):  # noqa: SLF001 - since classes of a function do not pickle
+        raise wire_version.misfit(sent_by(ADDING, None), why)
 
 
 def with_field(value: Any, **fields: object) -> Any:
@@ -148,6 +158,38 @@ def test_a_class_of_a_later_version_is_refused_and_named() -> None:
     data = pickle.dumps(REF, 0).replace(b"SessionRef", b"SessionRex") + ADDING.trailer
     with pytest.raises(WireVersionError, match=r"0\.1\.1 .*AttributeError.*SessionRex"):
         unpacked(data)
+
+
+def test_an_argument_that_the_receiver_does_not_know_is_refused_whatever_the_release() -> None:
+    make, (parcel,) = by_version(SessionKey, session_id="s", mood="calm")
+    with pytest.raises(WireVersionError, match="SessionKey: got an unexpected keyword argument 'mood'"):
+        pickle.loads(pickle.dumps(parcel))
+    make, (parcel,) = by_version(SessionKey, session_id="s")
+    assert make(pickle.loads(pickle.dumps(parcel))) == SessionKey("s")
+
+
+def test_a_handle_that_was_pickled_is_still_the_same_setting() -> None:
+    """Of an engine or a tool that holds it."""
+    with SessionManager("memory://held", engine=EchoEngine(), placement=InProcess()) as manager:
+        run = manager.open("s").run("hello")
+        run.wait()
+        assert identity(pickle.loads(pickle.dumps([run]))) == identity([run])
+        assert identity([manager.get("s").run("again")]) != identity([run])
+
+
+def test_what_any_object_holds_is_compared() -> None:
+    """Such as a partial function, a bound method, an object of a program's class, or a list within a set's element."""
+
+    class Own:
+        def __init__(self, held: object) -> None:
+            self.held = held
+
+        def call(self) -> None: ...
+
+    later = with_field(Dedicated(), hurries=True)
+    for holding in (Own(later), partial(print, config=later), Own([later]).call, {(1, (later,))}, {later: 1}):
+        with pytest.raises(WireVersionError, match="Dedicated has 'hurries'"):
+            fit_request(holding)
 
 
 def test_a_host_answers_another_version_by_naming_both(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from turnwise.actors.hosting.wire import (
     StartedRun,
     Waited,
 )
-from turnwise.actors.hosting.wire_version import unpacked_answer
+from turnwise.actors.wire_version import unpacked_answer
 from turnwise.errors import (
     CorruptRecordError,
     KeyMissingError,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from turnwise.actors.client.shared.sessions_client import SessionsClient
 from turnwise.actors.hosting.wire import ClientOutcome, SessionRef
+from turnwise.actors.wire_version import by_version
 from turnwise.errors import (
     OutputCutError,
     OutputInvalidError,
@@ -85,8 +85,8 @@ class RunHandle:
         return hash((self._ref, self.run_id))
 
     def __reduce__(self) -> tuple[object, ...]:
-        values: dict[str, Any] = {"run_id": self.run_id, "turn_index": self.turn_index}
-        return partial(type(self), client=self._client, ref=self._ref, **values), ()
+        ids = {"run_id": self.run_id, "turn_index": self.turn_index}
+        return by_version(type(self), client=self._client, ref=self._ref, **ids)
 
     def _turn_of(self, outcome: ClientOutcome, timeout_s: float | None, until: Until) -> Turn:
         """Return the turn of a run that stands so after a wait.

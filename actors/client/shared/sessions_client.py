@@ -7,7 +7,6 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +25,7 @@ from turnwise.actors.inference.named_engines import as_engine, engines_of
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.window.compaction_tasks import check_overflow, default_overflow
+from turnwise.actors.wire_version import by_version
 from turnwise.errors import ConfigError, OverloadedError, SessionLostError
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.sessions import SessionKey
@@ -183,7 +183,7 @@ class SessionsClient:
         return client
 
     def __reduce__(self) -> tuple[object, ...]:
-        return partial(_find, namespace=self.namespace, name=self.name, placement=self.placement), ()
+        return by_version(_find, namespace=self.namespace, name=self.name, placement=self.placement)
 
     @property
     def place(self) -> StoreSpec | None:

@@ -26,7 +26,7 @@ from turnwise.actors.cluster.addressees import Addressees
 from turnwise.actors.cluster.calls.actor_waiting import reached
 from turnwise.actors.hosting.process_memory import collect_rarely
 from turnwise.actors.hosting.reach import NoProcessError
-from turnwise.actors.hosting.wire_version import packed, unpacked, unpacked_answer, unpacked_settings
+from turnwise.actors.wire_version import packed, unpacked, unpacked_answer, unpacked_settings
 from turnwise.errors import WireVersionError
 from turnwise.memory.background import log_failure, retry, watch
 

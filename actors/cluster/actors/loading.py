@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 
 from turnwise.actors.cluster.actor_settings import SPACE, SettingsLostError
-from turnwise.actors.hosting.wire_version import packed, unpacked
+from turnwise.actors.wire_version import packed, unpacked
 from turnwise.memory.growing_pauses import GrowingPauses
 
 LOAD_S = 60.0

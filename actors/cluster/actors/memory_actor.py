@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import Any, cast
 
 import ray
@@ -17,7 +18,7 @@ from turnwise.actors.hosting.identity import identity, pickled
 from turnwise.actors.hosting.memory.memory_host import MemoryHost
 from turnwise.actors.hosting.process_memory import collect_rarely
 from turnwise.actors.hosting.reach import Reach
-from turnwise.actors.hosting.wire_version import unpacked, unpacked_settings
+from turnwise.actors.wire_version import unpacked, unpacked_settings
 from turnwise.errors import ConfigError, LongTermMemoryError, WireVersionError
 from turnwise.memory.longterm.base import LongTermMemory, is_local, label_of
 
@@ -120,8 +121,9 @@ class MemoryActorProcess:
         self._may_make = True
         self._actor: Any = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_actor": None, "_may_make": not self._is_local}  # else only who has the files may
+    def __reduce__(self) -> tuple[Any, ...]:
+        settings: dict[str, Any] = {"id": self.id, "namespace": self._namespace, "is_local": self._is_local}
+        return partial(_elsewhere, name=self._name, pickled=self._pickled, **settings), ()
 
     def __identity__(self) -> tuple[object, ...]:
         """See `identity`."""
@@ -179,6 +181,14 @@ class MemoryActorProcess:
             max_concurrency=MAX_CALLS,
             **(here() if self._is_local else ANYWHERE),
         )
+
+
+def _elsewhere(name: str, pickled: bytes, id: str, namespace: str, is_local: bool) -> MemoryActorProcess:
+    """Return what was made in another process. The actor of a memory in files is made by who has these, alone."""
+    process = object.__new__(MemoryActorProcess)
+    values = {"_name": name, "_pickled": pickled, "id": id, "_namespace": namespace, "_is_local": is_local}
+    vars(process).update(values, _may_make=not is_local, _actor=None)
+    return process
 
 
 _FILES_LOST = "the node with its files is lost: open a manager with it where they are, or keep it in a database"

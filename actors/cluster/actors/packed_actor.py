@@ -29,7 +29,7 @@ from turnwise.actors.hosting.logs import LogSettings
 from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.hosting.process_memory import collect_rarely
 from turnwise.actors.hosting.reach import NoProcessError
-from turnwise.actors.hosting.wire_version import packed, unpacked, unpacked_answer, unpacked_settings
+from turnwise.actors.wire_version import packed, unpacked, unpacked_answer, unpacked_settings
 from turnwise.errors import WireVersionError
 from turnwise.memory.background import retry, watch
 

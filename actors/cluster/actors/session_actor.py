@@ -23,7 +23,7 @@ from turnwise.actors.cluster.actors.shutdown import FILES, Shutdown, where
 from turnwise.actors.cluster.actors.switched_engines import drop_overrides, find_overrides, save_override
 from turnwise.actors.cluster.calls.local_calls import listen
 from turnwise.actors.hosting.process_memory import collect_rarely
-from turnwise.actors.hosting.wire_version import unpacked, unpacked_settings
+from turnwise.actors.wire_version import unpacked, unpacked_settings
 from turnwise.errors import WireVersionError
 from turnwise.memory.background import retry, watch
 

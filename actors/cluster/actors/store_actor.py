@@ -12,7 +12,7 @@ from turnwise.actors.cluster.actor_names import PROCESSES, detached_actor, find_
 from turnwise.actors.cluster.calls.actor_waiting import reached
 from turnwise.actors.hosting.reach import NoProcessError
 from turnwise.actors.hosting.wire import Refused
-from turnwise.actors.hosting.wire_version import packed, unpacked, unpacked_answer
+from turnwise.actors.wire_version import packed, unpacked, unpacked_answer
 from turnwise.errors import StoreClosedError, StoreError, TurnwiseError
 from turnwise.memory.stores.base import SessionStore, verbs_of
 from turnwise.memory.stores.in_memory import InMemoryStore

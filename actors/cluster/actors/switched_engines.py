@@ -25,7 +25,7 @@ from turnwise.actors.cluster.actor_settings import (
     read_settings,
 )
 from turnwise.actors.hosting.engine_override import EngineOverride
-from turnwise.actors.hosting.wire_version import packed, unpacked
+from turnwise.actors.wire_version import packed, unpacked
 from turnwise.memory.background import log_failure
 from turnwise.memory.conversation.sessions import SessionKey
 

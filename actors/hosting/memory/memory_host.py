@@ -11,9 +11,9 @@ from typing import Any, Protocol, Unpack, cast, runtime_checkable
 
 from turnwise.actors.hosting.memory.batcher import Batcher
 from turnwise.actors.hosting.wire import GaveUp, Refused
-from turnwise.actors.hosting.wire_version import misfit, packed, unpacked
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.inference.text_model import EngineModel
+from turnwise.actors.wire_version import misfit, packed, unpacked
 from turnwise.errors import LongTermMemoryError, TurnwiseError, WireVersionError
 from turnwise.memory.background import log_failure, putting_off_after
 from turnwise.memory.conversation.usage import Usage

@@ -7,16 +7,18 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Unpack, cast
 
 from turnwise.actors.hosting.runtime import MemoryProcess
 from turnwise.actors.hosting.wire import GaveUp, Refused
-from turnwise.actors.hosting.wire_version import packed, unpacked_answer
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.wire_version import packed, unpacked_answer
 from turnwise.errors import ConfigError, LongTermMemoryError
 from turnwise.memory.longterm.base import (
     ItemChanges,
+    Label,
     LongTermMemory,
     MemoryItem,
     Reminder,
@@ -61,14 +63,37 @@ class RemoteMemory:
     def __init__(
         self, memory: LongTermMemory, process: MemoryProcess, *, deadline_s: float = 60.0, recall_s: float = 5.0
     ) -> None:
-        self.kind = type(memory).__name__
+        self._set_up(
+            type(memory).__name__,
+            label_of(memory),
+            process,
+            read_only=is_read_only(memory),
+            has_profiles=has_profiles(memory),
+            can_list=can_list(memory),
+            deadline_s=deadline_s,
+            recall_s=recall_s,
+        )
+
+    def _set_up(
+        self,
+        kind: str,
+        label: Label,
+        process: MemoryProcess,
+        *,
+        read_only: bool,
+        has_profiles: bool,
+        can_list: bool,
+        deadline_s: float,
+        recall_s: float,
+    ) -> None:
+        self.kind = kind
         """The name of the memory's class."""
-        self.label = label_of(memory)
-        self.name = self.label.name or self.kind
-        self.read_only = is_read_only(memory)
-        self.has_profiles = has_profiles(memory)
+        self.label = label
+        self.name = label.name or kind
+        self.read_only = read_only
+        self.has_profiles = has_profiles
         """Whether it has profiles of users, and pins."""
-        self.can_list = can_list(memory)
+        self.can_list = can_list
         self.process = process
         self._deadline_s = deadline_s
         self._recall_s = recall_s
@@ -76,8 +101,10 @@ class RemoteMemory:
         self._rests_until = 0.0
         self._watching: asyncio.Task[None] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_failures": 0, "_rests_until": 0.0, "_watching": None}
+    def __reduce__(self) -> tuple[Any, ...]:
+        attributes = ("kind", "label", "read_only", "has_profiles", "can_list", "process")
+        values: dict[str, Any] = {name: getattr(self, name) for name in attributes}
+        return partial(_elsewhere, **values, deadline_s=self._deadline_s, recall_s=self._recall_s), ()
 
     def __repr__(self) -> str:
         return f"<{self.name} in its process>"
@@ -225,6 +252,13 @@ class RemoteMemory:
 
     def _late(self, timeout_s: float) -> LongTermMemoryError:
         return LongTermMemoryError(f"{self.name} has not answered within {timeout_s:g} s")
+
+
+def _elsewhere(**settings: Any) -> RemoteMemory:
+    """Return what was made in another process."""
+    remote = object.__new__(RemoteMemory)
+    remote._set_up(**settings)
+    return remote
 
 
 def equip(

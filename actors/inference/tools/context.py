@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import math
 import threading
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from typing import Any, NoReturn
 
 from turnwise.actors.inference.engine import SessionView
 from turnwise.actors.inference.timeline import Timeline
+from turnwise.actors.wire_version import by_version
 from turnwise.errors import InvalidInputError, ToolError, shown
 from turnwise.memory.deliveries.schedule_access import ScheduleAccess
 from turnwise.memory.files.owned import OwnedFiles
@@ -175,10 +175,10 @@ class ToolContext:
             raise ToolError(f"{reason}: use ExecutionHandle.add_event")
         return self.timeline
 
-    def __reduce__(self) -> tuple[Callable[[], ToolContext], tuple[()]]:
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         here = ("memory", "schedules", "files", "timeline", "add_cost")
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in here}
-        return functools.partial(ToolContext, **values), ()
+        return by_version(ToolContext, **values)
 
     @property
     def idempotency_key(self) -> str:

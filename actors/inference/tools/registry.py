@@ -20,8 +20,9 @@ from turnwise.actors.inference.attempt import leave_behind
 from turnwise.actors.inference.blocking_calls import on_thread, spawn
 from turnwise.actors.inference.tools.context import CancelSignal, ToolContext
 from turnwise.actors.inference.tools.tool import Tool, ToolDefinition, tools_of_run
-from turnwise.errors import ConfigError, ToolAbortError, ToolError
-from turnwise.memory.conversation.blocks import Content, ToolResult, ToolUse
+from turnwise.actors.wire_version import fit_answer
+from turnwise.errors import ConfigError, ToolAbortError, ToolError, WireVersionError
+from turnwise.memory.conversation.blocks import Block, Content, ToolResult, ToolUse
 from turnwise.memory.conversation.calls.call_arguments import refusal
 from turnwise.memory.conversation.calls.tool_results import result_of, within
 from turnwise.memory.growing_pauses import GrowingPauses
@@ -286,10 +287,11 @@ async def _on_ray(function: Any, arguments: dict[str, Any], signal: CancelSignal
 
     Raises:
         BaseException: the exception of the function.
+        WireVersionError: the context or a block of the result does not fit the other process's version.
         _LostError: Ray could not carry out the call.
     """
     import ray
-    from ray.exceptions import RayError, RayTaskError
+    from ray.exceptions import RayError, RaySystemError, RayTaskError
 
     if not ray.is_initialized():
         raise _LostError(
@@ -310,11 +312,14 @@ async def _on_ray(function: Any, arguments: dict[str, Any], signal: CancelSignal
         cause: BaseException = error
         while isinstance(cause, RayTaskError):
             cause = cause.cause
+        if isinstance(cause, RaySystemError) and isinstance(cause.client_exc, WireVersionError):
+            cause = cause.client_exc  # of the context, which was not understood there
         if not isinstance(cause, RayError):
             raise cause from error
         line = re.split(r"\n| \x1b", str(cause))[0]  # the rest names processes and hosts
         raise _LostError(f"{type(cause).__name__}: {line}") from error
     signal.forget(cancel)
+    fit_answer([part for part in (value if isinstance(value, list | tuple) else [value]) if isinstance(part, Block)])
     return value
 
 

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
@@ -270,24 +271,27 @@ _FILE: ContextVar[dict[str, Any]] = ContextVar("turnwise_service_file", default=
 """The tables of the file that is read right now."""
 
 
+@dataclass(frozen=True, repr=False, eq=False)
 class Source:
     """Where the values of a configuration come from, to say where a wrong one is."""
 
-    def __init__(self, name: str | None, text: str, overrides: Mapping[str, Any]) -> None:
-        self._name = name
-        self._text = text
-        self._overrides = overrides
+    name: str | None
+    """The name of the file, if there is one."""
+    text: str
+    """What is in it."""
+    overrides: Mapping[str, Any]
+    """What was given in the call."""
 
     def error(self, path: KeyPath, value: object, reason: str) -> ConfigError:
         """Return the error about a key: it names the file's line, or the variable, that has the key."""
         key = ".".join(map(str, path)) or "the configuration"
         for size in range(len(path), 0, -1):
             variable = PREFIX + "__".join(map(str, path[:size])).upper()
-            if variable in os.environ and path[0] not in self._overrides:
+            if variable in os.environ and path[0] not in self.overrides:
                 return ConfigError(f"{variable}: {key}", value, reason)
-        if self._name and path[:1] and path[0] not in self._overrides:
-            line = line_of(self._text, path)
-            return ConfigError(f"{self._name}:{line}: {key}" if line else f"{self._name}: {key}", value, reason)
+        if self.name and path[:1] and path[0] not in self.overrides:
+            line = line_of(self.text, path)
+            return ConfigError(f"{self.name}:{line}: {key}" if line else f"{self.name}: {key}", value, reason)
         return ConfigError(key, value, reason)
 
     @contextmanager

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from ray import serve
 
 from turnwise.actors.cluster.ray_runtime import connect
+from turnwise.actors.wire_version import packed, unpacked_settings
 from turnwise.http.assembly import Assembly, assemble
 from turnwise.http.config import ServiceConfig, Source, load
 from turnwise.http.server.listening import url_of
@@ -34,10 +35,14 @@ class _Replica:
 
     Serve awaits `__init__` and `__del__`, and restarts a replica whose event loop hangs. No other check restarts one:
     while the store is away, requests and `/health/ready` get 503.
+
+    Args:
+        start: the configuration and its source, `packed`: Serve pickles them once, and keeps them for later replicas,
+            whose nodes may have another version.
     """
 
-    async def __init__(self, config: ServiceConfig, source: Source) -> None:  # type: ignore[misc] # Serve awaits it
-        self._assembly = assemble(config, source)
+    async def __init__(self, start: bytes) -> None:  # type: ignore[misc] # Serve awaits it
+        self._assembly = _assembled(start)
         await self._assembly.manager.__aenter__()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -48,6 +53,11 @@ class _Replica:
         if assembly := getattr(self, "_assembly", None):
             assembly.service.stop()
             await assembly.manager.close()
+
+
+def _assembled(start: bytes) -> Assembly:
+    config, source = unpacked_settings(start)
+    return assemble(config, source)
 
 
 def _autoscaling(least: int) -> dict[str, Any]:
@@ -104,7 +114,7 @@ def bind(config: ServiceConfig, source: Source) -> serve.Application:
     scaled = Replica.options(
         autoscaling_config=_autoscaling(config.workers), graceful_shutdown_timeout_s=config.stop_s + 5
     )
-    app: serve.Application = scaled.bind(config, source)
+    app: serve.Application = scaled.bind(packed((config, source)))
     return app
 
 

@@ -12,6 +12,7 @@ from turnwise.memory.conversation.calls.call_pairs import pairs_of
 from turnwise.memory.conversation.output_type import is_sent_back
 from turnwise.memory.conversation.runs import CUT_SHORT
 from turnwise.memory.conversation.usage import Usage
+from turnwise.memory.values.named_tuples import Reduced, by_name
 
 EARLIER_CHARS = 500
 """How much a record has of a message before its prompt."""
@@ -91,6 +92,9 @@ class Message(NamedTuple):
 
     role: Literal["user", "assistant"]
     text: str
+
+    def __reduce__(self) -> Reduced:
+        return by_name(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 from ray import cloudpickle
 
+from turnwise.actors import wire_version
 from turnwise.actors.inference.engine import SessionView
 from turnwise.actors.inference.tools.context import ToolContext
 from turnwise.actors.inference.tools.registry import ToolOutcome, ToolRegistry
 from turnwise.actors.inference.tools.tool import Tool, tool
+from turnwise.actors.wire_version import WireVersion
 from turnwise.errors import ConfigError, ToolError
-from turnwise.memory.conversation.blocks import ToolUse
+from turnwise.memory.conversation.blocks import Document, ToolUse
 
 SESSION = SessionView(session_id="s1", user_id="ada", agent=None, metadata={})
 LONG_S = 20.0
@@ -75,6 +77,14 @@ def fail(how: str, marks: str = "") -> str:
 
 def touch(path: str) -> None:
     Path(path).touch()
+
+
+def draw(missing: str) -> list[Document]:
+    """Return a document as another version may: with a field more, and without one."""
+    document = Document(text="a plan", name="plan.txt")
+    vars(document)["mood"] = "calm"
+    del vars(document)[missing]
+    return [document]
 
 
 def linger(begun: str, ended: str) -> str:
@@ -180,6 +190,23 @@ def test_a_remote_error_is_shown_without_traceback_and_retried(ray_session: Modu
     assert marks.read_text(encoding="utf-8") == "xx"
     refused = call(remote_tool, how="tool")
     assert (refused.result.text, refused.tries) == ("use the {English} name", 1)
+
+
+def test_a_context_that_does_not_fit_the_worker_s_version_is_an_error_result_that_names_both(
+    ray_session: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote_tool = tool(ray_session.remote(num_cpus=0)(whereabouts), timeout_s=LONG_S)
+    own, later = wire_version.OWN, WireVersion(9, 9, "9.0.0")
+    monkeypatch.setattr(wire_version, "OWN", later)
+    outcome = call(remote_tool, text="ab")
+    says = f"WireVersionError: this process has turnwise {own} and was sent something by turnwise {later}: "
+    assert outcome.result.is_error and outcome.result.text.startswith(says), outcome.result.text
+
+
+def test_a_result_of_another_version_has_the_fields_that_this_one_knows(ray_session: ModuleType) -> None:
+    remote_tool = tool(ray_session.remote(num_cpus=0)(draw), timeout_s=LONG_S)
+    (document,) = call(remote_tool, missing="url").result.blocks
+    assert document == Document(text="a plan", name="plan.txt") and "mood" not in vars(document)
 
 
 def test_the_death_of_a_worker_is_an_error_result(ray_session: ModuleType, make_actor: Callable[..., Any]) -> None:

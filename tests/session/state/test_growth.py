@@ -25,11 +25,11 @@ from turnwise.actors.cluster.actor_lookup import _LookupOfOne
 from turnwise.actors.cluster.calls.request_batching import _BATCHERS, RequestBatcher
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.hosting.wire import Message, PackedOutcome, PackedTurn, SessionRef, StartAnswer
-from turnwise.actors.hosting.wire_version import packed
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.state import cached_blocks
+from turnwise.actors.wire_version import packed
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import Block, Text, User, encode
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord

@@ -27,10 +27,10 @@ from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.cluster.actor_settings import read_settings
 from turnwise.actors.hosting.placement import Dedicated, Packed, Placement
-from turnwise.actors.hosting.wire_version import unpacked
 from turnwise.actors.inference.engine import InferenceRunner, RunContext, SessionView
 from turnwise.actors.memory.config import MemoryConfig
 from turnwise.actors.session.config import SessionConfig
+from turnwise.actors.wire_version import unpacked
 from turnwise.errors import NotFoundError, RunEndedError, TurnwiseError
 from turnwise.memory.conversation.blocks import AnyBlock, Text
 from turnwise.memory.conversation.turns import Turn

@@ -19,7 +19,14 @@ ADDED = {
     "actors/cluster/actors/packed_actor.py": ("HostAssignment",),
     "actors/cluster/actors/dispatcher_actor.py": ("DispatcherAssignment",),
     "actors/cluster/sharding.py": ("Layout",),
+    "actors/inference/engine.py": ("SessionView",),
+    "actors/inference/tools/context.py": ("ToolContext",),
+    "actors/inference/openai/engine.py": ("OpenAIEngine",),
     "memory/longterm/base.py": ("MemoryItem", "Scope", "Reminder"),
+    "memory/longterm/retention/retention.py": ("Retention",),
+    "dataset/selection.py": ("Selection",),
+    "http/config.py": ("Source",),
+    "replay/scale/sums.py": ("Receipt",),
 }
 """The classes that have one field more, whatever travels between processes: each gets it as its first."""
 

@@ -18,8 +18,12 @@ from processes.told_program import obey
 from turnwise import AsyncSessionManager, LexicalMemory, __version__
 from turnwise.actors.cluster.node_choice import ANYWHERE
 from turnwise.actors.hosting.placement import Dedicated, Packed
+from turnwise.actors.inference.engine import SessionView
+from turnwise.actors.inference.tools.context import ToolContext
+from turnwise.actors.inference.tools.registry import ToolRegistry
+from turnwise.actors.inference.tools.tool import tool
 from turnwise.actors.session.config import SessionConfig
-from turnwise.memory.conversation.blocks import Text
+from turnwise.memory.conversation.blocks import Text, ToolUse
 from turnwise.stores import SQLItems
 
 
@@ -40,6 +44,13 @@ class Gated:
         while word == "hold" and not await asyncio.to_thread(Path(self._folder, name).exists):
             await asyncio.sleep(0.05)
         return [Text(text=f"done: {prompt}")]
+
+
+def whereabouts(context: ToolContext) -> dict[str, str | None]:
+    """Say where it runs, and for whom."""
+    import turnwise  # where it runs: what this module holds travels with the function
+
+    return {"version": turnwise.__version__, "user": context.user_id, "mood": getattr(context.session, "mood", None)}
 
 
 class Program:
@@ -113,6 +124,18 @@ class Program:
     async def schedule(self, namespace: str, session_id: str, prompt: str, key: str, after_s: float) -> None:
         chat = await self._managers[namespace].get(session_id)
         await chat.schedule(prompt, key=key, after_s=after_s, if_busy="enqueue")
+
+    async def call_tool(self, address: str) -> tuple[bool, str]:
+        """Call a tool that is a Ray task on a node; return whether the result is an error, and its text."""
+        (node_id,) = (node["NodeID"] for node in ray.nodes() if node["NodeManagerAddress"] == address)
+        task: Any = ray.remote(whereabouts)
+        there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        remote_tool = tool(task.options(num_cpus=0, scheduling_strategy=there), like=whereabouts, timeout_s=120.0)
+        session = SessionView(session_id="s", user_id="ann", agent=None, metadata={}, author="bob")
+        context = ToolContext(session=session, run_id="r", turn_index=0, call_id="c")
+        use = ToolUse(call_id="c", name="whereabouts", input={})
+        result = (await ToolRegistry(remote_tool).call(use, context)).result
+        return result.is_error, result.text
 
     async def save(self, namespace: str, session_id: str, text: str, id: str) -> None:
         await (await self._managers[namespace].get(session_id)).memory.save(text, id=id)

@@ -97,7 +97,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
     def __reduce__(self) -> tuple[Any, ...]:
         if self._url.startswith("memory:"):
             raise TypeError("TurnwiseSaver('memory://') lives in its process and cannot be sent to another: use SQLite")
-        return partial(TurnwiseSaver, serde=self._serde), (self._url,)
+        return partial(TurnwiseSaver, url=self._url, serde=self._serde), ()
 
     def __copy__(self) -> Self:
         """Return a saver with the same connections, for LangGraph, which gives it a serializer with an allowlist."""

@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from types import FrameType
 
+from turnwise.actors.wire_version import packed, unpacked_settings
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.http.assembly import Assembly, assemble
 from turnwise.http.config import ServiceConfig, Source
@@ -152,7 +153,7 @@ class _Workers:
 
     def __init__(self, config: ServiceConfig, source: Source, bound: socket.socket, ready: Callable[[], None]) -> None:
         self._config = config
-        self._source = source
+        self._start_with = packed((config, source))
         self._bound = bound
         self._ready = ready
         self._processes: dict[SpawnProcess, Connection] = {}
@@ -183,7 +184,7 @@ class _Workers:
     def _start(self) -> None:
         parent_end, child_end = get_context("spawn").Pipe()
         process = get_context("spawn").Process(
-            target=_work, args=(self._config, self._source, self._bound, child_end), name="turnwise-serve"
+            target=_work, args=(self._start_with, self._bound, child_end), name="turnwise-serve"
         )
         process.start()
         child_end.close()
@@ -234,11 +235,17 @@ class _Workers:
         self._woken.close()
 
 
-def _work(config: ServiceConfig, source: Source, bound: socket.socket, parent: Connection) -> None:
-    """Be a worker: serve until a signal comes, or the parent has gone."""
+def _work(start: bytes, bound: socket.socket, parent: Connection) -> None:
+    """Be a worker: serve until a signal comes, or the parent has gone.
+
+    Args:
+        start: the configuration and its source, `packed`: another version may have been installed since the parent
+            started.
+    """
     configure_logging()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # while it starts; a terminal sends it to the parent, too
     try:
+        config, source = unpacked_settings(start)
         asyncio.run(_serve_for(assemble(config, source), bound, parent))
     except TurnwiseError as error:
         sys.exit(f"error: {error}")

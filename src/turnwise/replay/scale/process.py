@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
@@ -14,6 +13,7 @@ from typing import Any
 from turnwise.actors.client.services.stored_conversations import StoredConversations
 from turnwise.actors.hosting.process_memory import collect_rarely
 from turnwise.actors.hosting.store_spec import StoreSpec
+from turnwise.actors.wire_version import packed
 from turnwise.memory.files.access import access_to
 from turnwise.memory.files.records import FileLimits
 from turnwise.replay.scale.pace import PaceCalls, Permits
@@ -34,7 +34,7 @@ class WorkerProcess:
     is_limited: bool
 
     def __call__(self) -> Callable[[int], bytes]:
-        """Return what replays a chunk and returns its receipt, pickled. It may be called from several threads."""
+        """Return what replays a chunk and returns its receipt, packed. It may be called from several threads."""
         return _Process(self).replay
 
 
@@ -48,7 +48,7 @@ class _Process:
         self._serving = asyncio.run_coroutine_threadsafe(self._serve(settings), self._loop)
 
     def replay(self, number: int) -> bytes:
-        """Return the receipt of a chunk, pickled; nothing if the replay was cancelled."""
+        """Return the receipt of a chunk, packed; nothing if the replay was cancelled."""
         worker = self._worker.result()
         if worker.is_cancelled:
             return b""
@@ -57,7 +57,7 @@ class _Process:
                 receipt = asyncio.run_coroutine_threadsafe(worker.replay(number), self._loop).result()
             except CancelledError:
                 return b""
-        return pickle.dumps(receipt)
+        return packed(receipt)
 
     async def _serve(self, settings: WorkerProcess) -> None:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 from turnwise.actors.client.services.stored_conversations import StoredConversations
 from turnwise.actors.hosting.identity import identity
 from turnwise.actors.hosting.store_object import StoreObject
+from turnwise.actors.wire_version import unpacked_answer
 from turnwise.errors import ConfigError, StoreError
 from turnwise.replay.records import TurnReplay
 from turnwise.replay.replaying import Work
@@ -300,7 +300,7 @@ async def _on_ray(
             for data in results_on_ray(process, numbers, workers=scale.workers or processors()):
                 if not data:
                     raise StoreError("the replay's processes lost each other: run it again; no answer is lost")
-                tell(pickle.loads(data))  # noqa: S301 - from a process of this replay
+                tell(unpacked_answer(data))
             tell(None)
         except Exception as error:  # noqa: BLE001 - the loop raises it
             tell(error)

@@ -6,15 +6,20 @@ before it is unpickled, by an error that names both versions.
 
 The version follows the pickle, so the bytes remain a pickle: what reads no further than its end does not see it.
 
+What programs, Ray or Ray Serve pickle themselves is `packed` first, and passed as bytes. If it has to be an object, as
+a handle or an argument of a program's own function, its `__reduce__` returns what `by_version` does.
+
 This module imports nothing heavy, since every new session process waits for its imports.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import partial
+from inspect import signature
+from types import FunctionType, ModuleType
 from typing import Any
 
 from turnwise import __version__
@@ -101,6 +106,54 @@ def unpacked_settings(data: bytes) -> Any:
     return value
 
 
+def fit_answer(answer: object) -> None:
+    """Make an answer that Ray has unpickled fit this version, like `unpacked_answer`. It does not say its version.
+
+    Raises:
+        WireVersionError: it lacks a field that this version needs.
+    """
+    if why := _fit_answer(answer):
+        raise WireVersionError(str(OWN), "unknown", why)
+
+
+def by_version(make: Callable[..., Any], **values: object) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return what pickle needs to make an object again in a process of any version, for its `__reduce__`.
+
+    Args:
+        make: its class, or a function, which has the same name in each version.
+        values: what that is called with. Those that the receiver does not know are refused by `WireVersionError`.
+    """
+    return _made, (_Parcel(make, values),)
+
+
+class _Parcel:
+    """What an object is made of. It is pickled as a message is sent."""
+
+    def __init__(self, make: Callable[..., Any], values: Mapping[str, object]) -> None:
+        self.make = make
+        self.values = values
+
+    def __reduce__(self) -> tuple[Callable[[bytes], _Parcel], tuple[bytes]]:
+        return _opened, (packed((self.make, self.values)),)
+
+    def __identity__(self) -> tuple[object, ...]:
+        """See `identity`."""
+        return self.make, self.values
+
+
+def _opened(data: bytes) -> _Parcel:
+    make, values = unpacked_settings(data)
+    try:
+        signature(make).bind(**values)
+    except TypeError as error:
+        raise misfit(data, f"{make.__name__}: {error}") from None
+    return _Parcel(make, values)
+
+
+def _made(parcel: _Parcel) -> Any:
+    return parcel.make(**parcel.values)
+
+
 def misfit(data: bytes, why: str) -> WireVersionError:
     """Return the error for what another process has sent and this version does not know."""
     return WireVersionError(str(OWN), str(_sender_of(data) or "unknown"), why)
@@ -116,6 +169,8 @@ def _unpacked(data: bytes, fit: Callable[[object], str]) -> Any:
         raise WireVersionError(str(OWN), str(sender), "their wire versions do not fit")
     try:
         value = pickle.loads(data)
+    except WireVersionError:  # of something in it that says its version itself
+        raise
     except Exception as error:  # a class of another version may raise anything where it is made
         raise WireVersionError(str(OWN), str(sender), f"{type(error).__name__}: {error}") from error
     if why := fit(value):
@@ -139,21 +194,44 @@ def _fit_answer(value: object) -> str:
 
 
 def _parts_of(value: object) -> Iterator[Any]:
-    """Yield the dataclasses and models of turnwise in a value, however deep."""
-    seen: set[int] = set()
+    """Yield the dataclasses and models of turnwise in a value, however deep, and whatever else holds them."""
+    seen: dict[int, object] = {}
     pending = [value]
     while pending:
         one = pending.pop()
-        if id(one) in seen:
+        if isinstance(one, _PLAIN) or id(one) in seen:
             continue
-        seen.add(id(one))
+        seen[id(one)] = one  # held, so that no other gets its id
         if isinstance(one, dict):
-            pending += one.values()
+            pending += (*one, *one.values())
         elif isinstance(one, list | tuple | set | frozenset):
             pending += one
         elif _defaults_of(type(one)) is not None and hasattr(one, "__dict__"):
             yield one
             pending += vars(one).values()
+        else:
+            pending += _pickled_with(one)
+
+
+_PLAIN = (str, bytes, int, float, type(None), type, FunctionType, ModuleType)
+"""What holds none."""
+
+
+def _pickled_with(one: Any) -> Iterable[object]:
+    """Return what an object of any other class is pickled with: such as a memory, a partial function, a program's own.
+
+    Ray's handles are left out, since they count how often they are pickled.
+    """
+    if type(one).__module__.partition(".")[0] == "ray":
+        return ()
+    try:
+        reduced = one.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    except Exception:  # noqa: BLE001 - it does not pickle, so it was made here
+        return ()
+    if isinstance(reduced, str):
+        return ()
+    make, args, state, items, pairs = (*reduced, None, None, None)[:5]
+    return make, args, state, list(items or ()), list(pairs or ())
 
 
 def _misfit_of(one: Any) -> str:

@@ -199,14 +199,17 @@ def test_a_kill_during_a_sweep_leaves_the_rest_to_the_next_program(tmp_path: Pat
         until(lambda: manager.count() == 1)
 
 
-async def test_scheduled_sweeps_export_sessions_to_a_folder(store: Watched, tmp_path: Path) -> None:
-    await expire(store, "old")
+async def test_scheduled_sweeps_export_sessions_to_a_folder_and_delete_them_in_groups(
+    store: Watched, tmp_path: Path
+) -> None:
+    await expire(store, "old", "older")
     async with AsyncSessionManager(URL, **settings(sweep_every_s=SOON_S, sweep_archive=str(tmp_path))) as manager:
         await manager.open("stays", ttl_s=1e6)
         await seen(lambda: store.claims)
         store.time += SOON_S
         await seen(lambda: store.reads == 1 and store.claims[-1] > 0.0)
-    assert [path.name[:4] for path in files_in(tmp_path)] == ["old@"]
+    assert sorted(path.name.partition("@")[0] for path in files_in(tmp_path)) == ["old", "older"]
+    assert store.groups == [2]
 
 
 class Paused(steps.Background):

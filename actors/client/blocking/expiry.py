@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.blocking.files import collect_files
@@ -27,6 +28,7 @@ from turnwise.errors import (
 from turnwise.memory.archive.expiry import (
     PAGE,
     TOGETHER,
+    Left,
     Swept,
     archived,
     damaged,
@@ -34,6 +36,7 @@ from turnwise.memory.archive.expiry import (
     sweep_sessions,
     sweep_unchanged,
 )
+from turnwise.memory.archive.file import ArchiveFile
 from turnwise.memory.background import log_failure
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
@@ -88,7 +91,7 @@ def sweep(
     history = client.open_history()
     files = client.files if client.has_files and keeps_files(store) else None
     is_apart = history is not None or memories is not None
-    asks_all = is_apart and (archive is not None or not deletes_unchanged(store))
+    asks_all = is_apart and not deletes_unchanged(store)
     try:
         while True:
             began = time.monotonic()
@@ -96,9 +99,11 @@ def sweep(
             keys = [session.key for session in page]
             asks = set(keys if asks_all else steps.run(portal, client.processes.loaded, keys))
             idle = [session for session in page if session.key not in asks]
+            left = Left()
             if is_apart:
                 forget = memories.forget if memories else None
-                done = steps.run(portal, sweep_unchanged, store, idle, history, forget)
+                where: dict[str, Any] = {"archive": archive, "files": files}
+                done, left = steps.run(portal, sweep_unchanged, store, idle, history, forget, **where)
                 asks |= {session.key for session in idle} - set(done.deleted)
             else:
                 done = steps.run(portal, sweep_sessions, store, idle, archive, files=files)
@@ -115,6 +120,7 @@ def sweep(
                         history=history,
                         files=files,
                         memory=memories is not None,
+                        file=left.files.get(session.key),
                     )
             swept += damaged(page)
             if beside:
@@ -196,9 +202,14 @@ def _ask(
     history: HistoryStore | None,
     files: FileAccess | None,
     memory: bool,
+    file: ArchiveFile | None,
 ) -> Swept:
-    """Export the session, then let its process delete it, unless it was used since the query or has an active run."""
-    file, agents = None, list[SessionKey]()
+    """Export the session, then let its process delete it, unless it was used since the query or has an active run.
+
+    Args:
+        file: the file of this sweep that has the session, if it has one already.
+    """
+    agents = list[SessionKey]()
     try:
         file = steps.run(client.portal, archived, store, session, archive, history, files)
         host = SessionHost(client, SessionRef.of(session))

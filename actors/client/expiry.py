@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,8 @@ async def sweep(
     memories: SessionMemories | None = None,
     *,
     beside: steps.Background | None = None,
+    cursor: str | None = None,
+    limit: int | None = None,
 ) -> Swept:
     """Delete the sessions of a store that have expired; see `SessionManager.sweep`.
 
@@ -84,9 +87,9 @@ async def sweep(
         beside: the work beside its caller that this is, if it is. Then it takes small pages, pauses after each for as
             long as the page took, so that half of the time is left to others, and ends early once the work is stopped.
     """
-    portal, limit = client.portal, TOGETHER if beside else PAGE
+    portal, at_once = client.portal, TOGETHER if beside else PAGE
     now = await steps.run(portal, store.now)  # the store's clock, which also dates the sessions' commits
-    swept, cursor = Swept(), None
+    swept = Swept()
     history = client.open_history()
     files = client.files if client.has_files and keeps_files(store) else None
     is_apart = history is not None or memories is not None
@@ -94,7 +97,8 @@ async def sweep(
     try:
         while True:
             began = time.monotonic()
-            page = await steps.run(portal, store.expired, now, cursor=cursor, limit=limit)
+            most = at_once if limit is None else min(at_once, limit)
+            page = await steps.run(portal, store.expired, now, cursor=cursor, limit=most)
             keys = [session.key for session in page]
             asks = set(keys if asks_all else await steps.run(portal, client.processes.loaded, keys))
             idle = [session for session in page if session.key not in asks]
@@ -124,8 +128,9 @@ async def sweep(
             swept += damaged(page)
             if beside:
                 await beside.pause(time.monotonic() - began)
-            if (cursor := page.cursor) is None or (beside and beside.is_stopped()):
-                return swept
+            cursor, limit = page.cursor, None if limit is None else limit - most
+            if cursor is None or limit == 0 or (beside and beside.is_stopped()):
+                return replace(swept, cursor=cursor)
     finally:
         if history:
             await steps.run(portal, history.close)

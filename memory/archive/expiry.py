@@ -67,6 +67,8 @@ class Swept:
     """Kept, because they were used during the sweep."""
     failed: Mapping[SessionKey, str] = field(default_factory=dict)
     """Kept, with the reason why they could not be exported or deleted."""
+    cursor: str | None = None
+    """Where to go on if the sweep had a `limit`; None after the last session."""
 
     def __add__(self, other: Swept) -> Swept:
         return Swept(
@@ -75,6 +77,7 @@ class Swept:
             busy=self.busy + other.busy,
             used=self.used + other.used,
             failed={**self.failed, **other.failed},
+            cursor=other.cursor,
         )
 
 

@@ -22,8 +22,9 @@ from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import StoreError
 from turnwise.memory.archive.expiry import Swept
+from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
-from turnwise.memory.stores.base import Page
+from turnwise.memory.stores.base import Commit, Page
 from turnwise.memory.stores.in_memory import InMemoryStore
 
 URL = "memory://scheduled-sweeps"
@@ -249,3 +250,17 @@ async def test_sessions_that_no_process_has_loaded_share_a_transaction(store: Wa
         swept = await manager.sweep()
         assert await names_in(store) == [] and store.groups == [3]
         assert isinstance(swept, Swept) and len(swept.deleted) == 4
+
+
+async def test_a_sweep_with_a_limit_says_where_the_next_one_goes_on(store: Watched, monkeypatch: Any) -> None:
+    """Behind sessions that stay, too."""
+    monkeypatch.setattr(expiry, "PAGE", 2)
+    await expire(store, "a", "b", "c", "d", "e")
+    busy = await store.get(SessionKey("a"))
+    run = RunRecord(run_id="r", session_id="a", turn_index=0, state="queued", first_seq=1, created_at=1.0)
+    await store.commit(busy.key, busy.epoch, Commit(session=busy.committed(), new_run=run))
+    async with AsyncSessionManager(URL, **settings()) as manager:
+        first = await manager.sweep(limit=3)
+        assert [key.session_id for key in first.deleted] == ["b", "c"] and first.busy == (busy.key,) and first.cursor
+        rest = await manager.sweep(cursor=first.cursor, limit=3)
+        assert [key.session_id for key in rest.deleted] == ["d", "e"] and rest.cursor is None

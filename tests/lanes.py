@@ -1,11 +1,11 @@
 """Runs the tests in lanes side by side. Each lane takes the next file that no other has taken.
 
 python tests/lanes.py [--more | --newest | --newest-part] [arguments of pytest]
-python tests/lanes.py --rotated | --is-turn-of-newest
+python tests/lanes.py --rotated
 
 `make test` runs all files but those of `MORE`, and `make test-more` runs these, but for those that take turns by day:
 see `ROTATED`, which `--rotated` prints. `make test-newest` runs what of the former may differ by the version of Python:
-see `is_same_on_each_python`; `make test-newest-part` runs a third of that, each day another one. A lane or two begin
+see `is_same_on_each_python`; `make test-newest-part` runs a sixth of that, each day another one. A lane or two begin
 with the tests that need a Ray, which wait a lot; a lane that has none left helps with the rest. If the arguments name
 files, there is one lane for each kind of tests.
 """
@@ -42,7 +42,7 @@ LANES: Mapping[str, Mapping[str, Sequence[str]]] = {
 }
 """Which kinds the lanes of each command run, in this order. A Ray for two lanes takes less than one for each."""
 
-DAYS = 3
+DAYS = 6
 """On so many of its days, `make test-newest-part` runs all that `make test-newest` does."""
 
 MORE = [
@@ -50,7 +50,7 @@ MORE = [
     "project/test_docs.py",
     "project/test_readme.py",
     "examples/test_programs.py",
-    "http/server/test_server_on_ray.py",
+    "http/server/*_on_ray.py",
     "http/test_ray_serve.py",
     "inference/openai/test_serve_replicas_on_ray.py",
     "http/test_guide_on_ray.py",
@@ -77,7 +77,7 @@ MORE = [
     "project/test_bench_peers.py",
     "project/test_fork_server.py",
     "replay/test_report_in_a_browser.py",
-    "dispatch/test_[aew]*_on_ray.py",
+    "dispatch/test_[adew]*_on_ray.py",
     "dispatch/test_deliveries_of_two_rays.py",
     "replay/*_on_ray.py",
     "dataset/*_on_ray.py",
@@ -108,38 +108,71 @@ As patterns, in the order in which files are taken, so that no lane ends long af
 ROTATED = [
     [
         "deploy/test_pods_on_ray.py",
-        "upgrade/test_two_versions_on_ray.py",
         "adapters/agents_sdk/test_agents_sdk_on_ray.py",
         "adapters/agents_sdk/test_agents_sdk_session_on_ray.py",
+        "cli/test_session_control_on_ray.py",
+        "cli/test_mcp_command.py",
+        "cli/test_doctor_on_ray.py",
+        "console/test_console_schedules.py",
+        "console/test_console_search.py",
+        "dispatch/test_agents_of_runs_on_ray.py",
+        "examples/test_cluster_job.py",
+        "strategies/test_window_on_ray.py",
+        "telemetry/test_telemetry_on_ray.py",
+    ],
+    [
+        "upgrade/test_two_versions_on_ray.py",
         "adapters/langgraph/test_langgraph_on_ray.py",
         "adapters/mcp/test_mcp_on_ray.py",
         "adapters/pydantic_ai/test_pydantic_ai_on_ray.py",
-        "strategies/test_window_on_ray.py",
+        "client/test_quotas_on_ray.py",
+        "cli/test_tail_and_top_on_ray.py",
+        "cluster/test_own_ray.py",
+        "console/test_console_command_on_ray.py",
+        "console/test_console_users_on_ray.py",
+        "dispatch/test_deliveries_of_two_rays.py",
+        "examples/test_hr_policy_chat.py",
+        "replay/test_at_scale_on_ray.py",
     ],
     [
         "cluster/test_two_rays.py",
-        "cluster/test_own_ray.py",
+        "cluster/test_large_settings_on_ray.py",
         "cluster/test_shared_memory_on_ray.py",
-        "dispatch/test_agents_of_runs_on_ray.py",
-        "dispatch/test_deliveries_of_two_rays.py",
+        "cli/test_mcp_command_on_ray.py",
+        "console/test_console_details_on_ray.py",
+        "console/test_console_files.py",
+        "console/test_console_webhooks.py",
         "dispatch/test_webhooks_on_ray.py",
-        "replay/test_at_scale_on_ray.py",
-        "dataset/test_dataset_on_ray.py",
+        "examples/test_agent_example.py",
+        "http/server/test_server_on_ray.py",
+        "memory/test_users_on_ray.py",
     ],
     [
         "hosting/test_chaos_on_ray.py",
         "hosting/test_outages_on_ray.py",
-        "inference/test_agents_on_ray.py",
-        "client/test_quotas_on_ray.py",
         "client/test_hosts_on_ray.py",
-        "memory/test_forgetting_on_ray.py",
-        "memory/test_users_on_ray.py",
+        "cli/test_chat_on_ray.py",
+        "dataset/test_dataset_on_ray.py",
+        "examples/test_long_conversation.py",
+        "examples/test_notebook_example.py",
+        "inference/openai/test_serve_replicas_on_ray.py",
+        "project/test_small_installs.py",
+    ],
+    [
         "cluster/test_leaving_nodes_on_ray.py",
+        "cli/test_without_ray.py",
+        "console/test_console_on_ray.py",
+        "console/test_console_quotas.py",
+        "hosting/test_waits_on_ray.py",
+        "http/openai/test_response_calls_on_ray.py",
+        "inference/test_agents_on_ray.py",
+        "memory/test_forgetting_on_ray.py",
+        "project/test_bench_peers.py",
+        "telemetry/test_logs.py",
     ],
 ]
-"""Of these groups of files, which start several Rays, kill for long, or tell of single features on Ray, `make
-test-more` runs one, each day the next; then comes a day without one, on which CI runs `make test-newest-part`. `make
-long` runs all of them."""
+"""Of these groups of files, which start Rays, browsers and programs, kill for long, or tell of single features on Ray,
+`make test-more` runs one, each day the next. `make long` runs all of them."""
 
 SAME_ON_EACH_PYTHON = (
     *("adapters/", "console/", "http/front_ends/", "http/openai/"),  # frameworks, browsers and clients of others
@@ -193,8 +226,8 @@ def rests_today(file: Path) -> bool:
 
 
 def turn_of_today() -> int:
-    """Return the number of the group of `ROTATED` whose day it is, or the one after them on the newest Python's."""
-    return today() % (len(ROTATED) + 1)
+    """Return the number of the group of `ROTATED` whose day it is."""
+    return today() % len(ROTATED)
 
 
 def name_of(file: Path) -> str:
@@ -293,8 +326,6 @@ def main(arguments: Sequence[str]) -> int:
     if arguments == ["--rotated"]:
         print(*(str(TESTS / name) for group in ROTATED for name in group))
         return 0
-    if arguments == ["--is-turn-of-newest"]:
-        return turn_of_today() < len(ROTATED)
     target = next((argument for argument in arguments if argument in LANES), "")
     arguments = [argument for argument in arguments if argument != target]
     with tempfile.TemporaryDirectory(prefix="turnwise-") as taken:

@@ -65,7 +65,9 @@ async def test_a_role_that_may_not_make_tables_names_the_command_that_does(datab
     assert await use(SQLStore(url_of_role)) == 1
     with pytest.raises(SchemaVersionError, match=r"has schema version 1, .* writes 2: its role may not make it"):
         await use(store_of(url_of_role, WRITABLE))
-    await store_of(database, WRITABLE).migrate()
+    upgrader = store_of(database, WRITABLE)
+    await upgrader.migrate()
+    await upgrader.close()
     assert await use(store_of(url_of_role, WRITABLE), "later") == 2
 
 

@@ -526,7 +526,7 @@ class SQLDatabase(Shared):
         def work() -> tuple[StoredVersion | None, list[str]]:
             with self._translated():
                 stored = self._stored()
-                return stored, statements_of(self._schema, stored, self._engine.dialect)
+                return stored, [*statements_of(self._schema, stored, self._engine.dialect)]
 
         return await self._on_own_thread(work)
 
@@ -594,7 +594,6 @@ class SQLDatabase(Shared):
                 self._lock(connection)
                 driver: Any = connection.connection.dbapi_connection
                 with nullcontext() if self._file else driver.unhurried():  # a migration has no time limit
-                    META.create(connection, checkfirst=True)
                     stored = stored_version(connection, self._schema, self._name)  # another may have migrated meanwhile
                     return self._bring_up_in(connection, stored)
         except exc.DBAPIError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
 from sqlalchemy.engine.mock import MockConnection
@@ -49,6 +49,8 @@ class Schema:
     """The oldest version whose code reads these tables correctly; None: this version."""
     writable_from: int | None = None
     """The oldest version whose code may write these tables, such as one before a nullable column; None: this one."""
+    making: dict[str, Sequence[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """By dialect: the statements that make the tables, once they were asked for. To compile them takes 10 ms."""
 
     @property
     def stored(self) -> StoredVersion:
@@ -138,10 +140,18 @@ def check_fits(schema: Schema, stored: StoredVersion, store: str, *, reads_only:
     raise SchemaVersionError(store, str(stored.version), known, remedy)
 
 
-def statements_of(schema: Schema, stored: StoredVersion | None, dialect: sa.Dialect) -> list[str]:
+def statements_of(schema: Schema, stored: StoredVersion | None, dialect: sa.Dialect) -> Sequence[str]:
     """Return the SQL that makes the tables, or brings them up, and notes the version; none if they are up to date."""
     if stored is not None and not is_older(schema, stored):
         return []
+    if stored is not None:
+        return _compiled(schema, stored, dialect)
+    if dialect.name not in schema.making:
+        schema.making[dialect.name] = _compiled(schema, None, dialect)
+    return schema.making[dialect.name]
+
+
+def _compiled(schema: Schema, stored: StoredVersion | None, dialect: sa.Dialect) -> list[str]:
     statements: list[str] = []
 
     def note(statement: Any, *_: object, **__: object) -> None:
@@ -149,12 +159,12 @@ def statements_of(schema: Schema, stored: StoredVersion | None, dialect: sa.Dial
         if text := str(compiled).strip():
             statements.append(text)
 
-    mock = MockConnection(dialect, note)
     if stored is None:
         note(sa.schema.CreateTable(META, if_not_exists=True))
-        _make(mock, schema, checks=False)
+        _name_options(schema, dialect)
+        schema.tables.create_all(cast(sa.Connection, MockConnection(dialect, note)), checkfirst=False)
     else:
-        statements += _migration(schema, stored)
+        statements += [step for version in range(stored.version, schema.version) for step in schema.migrations[version]]
     for name in names_of(schema):
         note(sa.delete(META).where(META.c.name == name))
     for name, value in _rows_of(schema).items():
@@ -164,13 +174,18 @@ def statements_of(schema: Schema, stored: StoredVersion | None, dialect: sa.Dial
 
 def bring_up(connection: sa.Connection, schema: Schema, stored: StoredVersion | None) -> None:
     """Make the tables, or migrate them, in a transaction in which no other program does."""
-    if stored is None:
-        _make(connection, schema, checks=True)
-    else:
-        for statement in _migration(schema, stored):
-            connection.exec_driver_sql(statement)
-    connection.execute(sa.delete(META).where(META.c.name.in_(names_of(schema))))
-    connection.execute(sa.insert(META), [{"name": name, "value": value} for name, value in _rows_of(schema).items()])
+    for statement in statements_of(schema, stored, connection.dialect):
+        connection.exec_driver_sql(statement)
+
+
+def _name_options(schema: Schema, dialect: sa.Dialect) -> None:
+    """Give indexes and tables what their `info` asks for, by the names that this dialect has for it."""
+    for table in schema.tables.tables.values():
+        for index in table.indexes:
+            if WHERE in index.info:
+                index.kwargs[f"{dialect.name}_where"] = index.info[WHERE]
+        if table.info.get(BY_KEY) and dialect.name == "sqlite":
+            table.kwargs["sqlite_with_rowid"] = False
 
 
 def _rows_of(schema: Schema) -> dict[str, str]:
@@ -179,18 +194,3 @@ def _rows_of(schema: Schema) -> dict[str, str]:
     numbers = [stored.version, stored.readable_from, stored.writable_from]
     rows = zip(names_of(schema), numbers, strict=True)
     return {name: str(number) for name, number in rows if name == schema.name or number != stored.version}
-
-
-def _make(connection: Any, schema: Schema, *, checks: bool) -> None:
-    dialect = connection.dialect.name
-    for table in schema.tables.tables.values():
-        for index in table.indexes:
-            if WHERE in index.info:
-                index.kwargs[f"{dialect}_where"] = index.info[WHERE]
-        if table.info.get(BY_KEY) and dialect == "sqlite":
-            table.kwargs["sqlite_with_rowid"] = False
-    schema.tables.create_all(connection, checkfirst=checks)
-
-
-def _migration(schema: Schema, stored: StoredVersion) -> list[str]:
-    return [statement for version in range(stored.version, schema.version) for statement in schema.migrations[version]]

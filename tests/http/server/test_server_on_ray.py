@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
-import subprocess
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from servers.served import Follower, command_of, half_open, run_all, served, start
+from servers.served import Follower, command_of, half_open, served, start
 from turnwise.testing.local_provider.server import LocalProvider
 
 pytestmark = pytest.mark.ray
@@ -28,28 +25,6 @@ PROMPT = "Tell me a long story."
 def options(folder: Path, provider: LocalProvider) -> list[str]:
     base = ["--model", "m", "--base-url", provider.base_url, "--port", "0", "--packed", "1"]
     return [f"sqlite:///{folder}/chats.db", *base]
-
-
-def recipe(target: str, arguments: str) -> list[str]:
-    """Return the words of the last command that make runs for a target, without running it."""
-    words = ["make", "--no-print-directory", "--dry-run", target, f"ARGS={arguments}"]
-    ran = subprocess.run(words, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True)
-    return shlex.split(ran.stdout.splitlines()[-1])
-
-
-def test_the_commands_of_make_serve_work_and_stop_its_ray() -> None:
-    interpreter, *words = recipe("serve", "--port 0 --packed 1")
-    assert interpreter.endswith("/python") and words[:3] == ["-m", "turnwise", "serve"]
-    with served(*words[3:]) as service:
-        *commands, page = [line.strip() for line in service.printed if line.startswith("  ")]
-        curl, *python = run_all(commands)
-        assert '"state":"completed"' in curl and all(python)
-        assert "<html" in httpx.get(page, follow_redirects=True, timeout=60).text
-        with closing(Follower(start(service.url, "last", PROMPT)).read(service.url)) as stream:
-            assert next(stream)["kind"] == "run_started"
-        assert httpx.get(f"{service.url}/health/ready", timeout=60).json()["status"] == "ok"
-        assert httpx.get(f"{service.url}/health", headers={"Host": "elsewhere.example"}, timeout=60).status_code == 400
-        assert service.stop() == 0
 
 
 def test_sigterm_in_a_stream_hands_the_client_to_the_next_process(ray_address: str, tmp_path: Path) -> None:

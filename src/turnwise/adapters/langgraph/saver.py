@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, Self, cast
 
@@ -407,7 +407,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
         run_id = stored_metadata.get("run_id")
         check_names("run_id", None if run_id is None else str(run_id))
         for name in values.keys() | new_versions.keys():
-            check_names("channel", name)
+            _check_channel(name)
         put = Put(
             id=check_id("checkpoint", checkpoint["id"]),
             parent=get_checkpoint_id(config) or None,
@@ -430,7 +430,7 @@ class TurnwiseSaver(BaseCheckpointSaver[str]):
             raise ConfigError("config.configurable.checkpoint_id", name, "must name the checkpoint of the writes")
         rows: list[Write] = []
         for number, (channel, value) in enumerate(writes):
-            check_names("channel", channel)
+            _check_channel(channel)
             is_shared = is_divided(value) and len(value) >= SHARED_WRITES  # a shorter list is stored whole
             dumped = _dumped(codec, value) if is_shared else codec.dump(value)
             rows.append((WRITES_IDX_MAP.get(channel, number), channel, dumped))
@@ -490,10 +490,20 @@ def _place(config: RunnableConfig) -> Place:
     thread_id = named.get("thread_id")
     if thread_id is None:
         raise ConfigError("config.configurable.thread_id", thread_id, "must be the id of a thread")
-    place = check_id("thread", str(thread_id)), str(named.get("checkpoint_ns") or "")
-    check_names("config.configurable.checkpoint_ns", *place)
     check_names("config.configurable.checkpoint_id", get_checkpoint_id(config))
+    return _checked_place(str(thread_id), str(named.get("checkpoint_ns") or ""))
+
+
+@lru_cache(1024)  # a turn names its place six times
+def _checked_place(thread_id: str, ns: str) -> Place:
+    place = check_id("thread", thread_id), ns
+    check_names("config.configurable.checkpoint_ns", *place)
     return place
+
+
+@lru_cache(1024)  # and its channels twenty times
+def _check_channel(name: str) -> None:
+    check_names("channel", name)
 
 
 def _claim(config: RunnableConfig) -> str | None:

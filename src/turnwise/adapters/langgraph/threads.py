@@ -110,6 +110,8 @@ class _Memory:
     checkpoints: dict[str, tuple[Mapping[str, Any], Mapping[str, Ref]]] = field(default_factory=dict)
     """By id: versions and references of channels."""
     channels: dict[str, Known] = field(default_factory=dict)
+    counted: int = 0
+    """What it had in bytes when `GraphThreads` counted it last."""
 
     @property
     def size(self) -> int:
@@ -159,8 +161,10 @@ class GraphThreads:
         self._store = store
         self._memories: OrderedDict[Place, _Memory] = OrderedDict()
         self._lines: WeakValueDictionary[Place, _Line] = WeakValueDictionary()
+        self._bytes = 0
+        """The bytes of all `_memories`, as they were counted."""
         self._guard = threading.Lock()
-        """Held briefly, for the two above."""
+        """Held briefly, for the three above."""
 
     async def close(self) -> None:
         await self._store.close()
@@ -535,21 +539,27 @@ class GraphThreads:
     def _take(self, where: Place) -> _Memory | None:
         """Take out what is known of a space, to change it."""
         with self._guard:
-            return self._memories.pop(where, None)
+            return self._dropped(where)
 
     def _forget(self, where: Place, known: _Memory | None) -> None:
         """Forget what was known of a space, unless something else is known of it now."""
         with self._guard:
             if self._memories.get(where) is known:
-                self._memories.pop(where, None)
+                self._dropped(where)
 
     def _cache(self, where: Place, memory: _Memory) -> None:
+        memory.counted = memory.size
         with self._guard:
+            self._dropped(where)
             self._memories[where] = memory
-            self._memories.move_to_end(where)
-            bytes_left = sum(memory.size for memory in self._memories.values())
-            while len(self._memories) > _PLACES or (bytes_left > _REMEMBERED_BYTES and len(self._memories) > 1):
-                bytes_left -= self._memories.popitem(last=False)[1].size
+            self._bytes += memory.counted
+            while len(self._memories) > _PLACES or (self._bytes > _REMEMBERED_BYTES and len(self._memories) > 1):
+                self._dropped(next(iter(self._memories)))
+
+    def _dropped(self, where: Place) -> _Memory | None:
+        if (memory := self._memories.pop(where, None)) is not None:
+            self._bytes -= memory.counted
+        return memory
 
     # Deleting and copying
 

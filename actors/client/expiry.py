@@ -6,7 +6,9 @@ import logging
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from turnwise.actors.client import steps
 from turnwise.actors.client.files import collect_files
@@ -26,6 +28,7 @@ from turnwise.errors import (
 from turnwise.memory.archive.expiry import (
     PAGE,
     TOGETHER,
+    Left,
     Swept,
     archived,
     damaged,
@@ -33,6 +36,7 @@ from turnwise.memory.archive.expiry import (
     sweep_sessions,
     sweep_unchanged,
 )
+from turnwise.memory.archive.file import ArchiveFile
 from turnwise.memory.background import log_failure
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
@@ -70,6 +74,8 @@ async def sweep(
     memories: SessionMemories | None = None,
     *,
     beside: steps.Background | None = None,
+    cursor: str | None = None,
+    limit: int | None = None,
 ) -> Swept:
     """Delete the sessions of a store that have expired; see `SessionManager.sweep`.
 
@@ -81,23 +87,26 @@ async def sweep(
         beside: the work beside its caller that this is, if it is. Then it takes small pages, pauses after each for as
             long as the page took, so that half of the time is left to others, and ends early once the work is stopped.
     """
-    portal, limit = client.portal, TOGETHER if beside else PAGE
+    portal, at_once = client.portal, TOGETHER if beside else PAGE
     now = await steps.run(portal, store.now)  # the store's clock, which also dates the sessions' commits
-    swept, cursor = Swept(), None
+    swept = Swept()
     history = client.open_history()
     files = client.files if client.has_files and keeps_files(store) else None
     is_apart = history is not None or memories is not None
-    asks_all = is_apart and (archive is not None or not deletes_unchanged(store))
+    asks_all = is_apart and not deletes_unchanged(store)
     try:
         while True:
             began = time.monotonic()
-            page = await steps.run(portal, store.expired, now, cursor=cursor, limit=limit)
+            most = at_once if limit is None else min(at_once, limit)
+            page = await steps.run(portal, store.expired, now, cursor=cursor, limit=most)
             keys = [session.key for session in page]
             asks = set(keys if asks_all else await steps.run(portal, client.processes.loaded, keys))
             idle = [session for session in page if session.key not in asks]
+            left = Left()
             if is_apart:
                 forget = memories.forget if memories else None
-                done = await steps.run(portal, sweep_unchanged, store, idle, history, forget)
+                where: dict[str, Any] = {"archive": archive, "files": files}
+                done, left = await steps.run(portal, sweep_unchanged, store, idle, history, forget, **where)
                 asks |= {session.key for session in idle} - set(done.deleted)
             else:
                 done = await steps.run(portal, sweep_sessions, store, idle, archive, files=files)
@@ -114,12 +123,14 @@ async def sweep(
                         history=history,
                         files=files,
                         memory=memories is not None,
+                        file=left.files.get(session.key),
                     )
             swept += damaged(page)
             if beside:
                 await beside.pause(time.monotonic() - began)
-            if (cursor := page.cursor) is None or (beside and beside.is_stopped()):
-                return swept
+            cursor, limit = page.cursor, None if limit is None else limit - most
+            if cursor is None or limit == 0 or (beside and beside.is_stopped()):
+                return replace(swept, cursor=cursor)
     finally:
         if history:
             await steps.run(portal, history.close)
@@ -195,9 +206,14 @@ async def _ask(
     history: HistoryStore | None,
     files: FileAccess | None,
     memory: bool,
+    file: ArchiveFile | None,
 ) -> Swept:
-    """Export the session, then let its process delete it, unless it was used since the query or has an active run."""
-    file, agents = None, list[SessionKey]()
+    """Export the session, then let its process delete it, unless it was used since the query or has an active run.
+
+    Args:
+        file: the file of this sweep that has the session, if it has one already.
+    """
+    agents = list[SessionKey]()
     try:
         file = await steps.run(client.portal, archived, store, session, archive, history, files)
         host = AsyncSessionHost(client, SessionRef.of(session))

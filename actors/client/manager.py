@@ -1163,8 +1163,15 @@ class AsyncSessionManager:
         options = {"keep_last": keep_last, "memory": memory, "verify": verify}
         return await clear(self._client, self._store, user_id, agent, **options)
 
-    @checked(archive=Folder | None, memory=bool)
-    async def sweep(self, archive: str | Path | None = None, *, memory: bool = False) -> Swept:
+    @checked(archive=Folder | None, memory=bool, cursor=Text | None, limit=Limit | None)
+    async def sweep(
+        self,
+        archive: str | Path | None = None,
+        *,
+        memory: bool = False,
+        cursor: str | None = None,
+        limit: int | None = None,
+    ) -> Swept:
         """Delete sessions that have expired (see `ttl_s`) and have no active run; return which were deleted or kept.
 
         Each commit to a session restarts its `ttl_s`, and so does `Session.refresh`. A session that is used during the
@@ -1175,15 +1182,19 @@ class AsyncSessionManager:
             archive: a folder to which each session is exported before it is deleted: one unencrypted file per session,
                 named by the session's id, user and creation time. `turnwise import` reads it.
             memory: if true, this manager's memories also forget what they keep of each deleted session.
+            cursor: the `Swept.cursor` of a sweep with a `limit`, behind which this one begins.
+            limit: how many expired sessions to sweep at most, and so to return; all if omitted.
 
         Raises:
+            InvalidInputError: a parameter is wrong.
             StoreError: the store cannot be reached. Sessions that cannot be exported or deleted are returned as
                 `failed`.
         """
         self._check_writes("*", "sweep")
         await self._start.done()
         memories = memories_of(self._client, self._config) if memory else None
-        swept = await sweep(self._client, self._store.store, Path(archive) if archive else None, memories)
+        folder = Path(archive) if archive else None
+        swept = await sweep(self._client, self._store.store, folder, memories, cursor=cursor, limit=limit)
         await collect_files(self._client)
         return swept
 

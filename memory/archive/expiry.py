@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -67,6 +67,8 @@ class Swept:
     """Kept, because they were used during the sweep."""
     failed: Mapping[SessionKey, str] = field(default_factory=dict)
     """Kept, with the reason why they could not be exported or deleted."""
+    cursor: str | None = None
+    """Where to go on if the sweep had a `limit`; None after the last session."""
 
     def __add__(self, other: Swept) -> Swept:
         return Swept(
@@ -75,6 +77,7 @@ class Swept:
             busy=self.busy + other.busy,
             used=self.used + other.used,
             failed={**self.failed, **other.failed},
+            cursor=other.cursor,
         )
 
 
@@ -137,20 +140,35 @@ async def sweep_sessions(
     *,
     files: FileAccess | None = None,
 ) -> Swept:
-    """Delete a page of sessions, those that nobody uses in one transaction; see `sweep_session` for all others."""
-    done = Swept() if archive else await sweep_unchanged(store, sessions, history)
+    """Delete a page of sessions, those that nobody uses in groups; see `sweep_session` for all others."""
+    done, left = await sweep_unchanged(store, sessions, history, archive=archive, files=files)
     deleted = set(done.deleted)
-    rest = [session for session in sessions if session.key not in deleted]
+    rest = [left.of(session) for session in sessions if session.key not in deleted]
     callers = [session for session in rest if not session.called_by]
+
+    def one(session: SessionRecord) -> Awaitable[Swept]:
+        return sweep_session(store, session, archive, history, files=files, exported=left.files.get(session.key))
+
     for start in range(0, len(callers), AT_ONCE):
-        group = callers[start : start + AT_ONCE]
-        for swept in await asyncio.gather(
-            *(sweep_session(store, session, archive, history, files=files) for session in group)
-        ):
+        for swept in await asyncio.gather(*map(one, callers[start : start + AT_ONCE])):
             done += swept
     for agent in (session for session in rest if session.called_by):  # which its caller may have taken along
-        done += await sweep_session(store, agent, archive, history, files=files)
+        done += await one(agent)
     return done
+
+
+@dataclass(frozen=True)
+class Left:
+    """What groups have done to sessions that they did not delete."""
+
+    sessions: dict[SessionKey, SessionRecord] = field(default_factory=dict)
+    """Those that were ended and are again as they were, but for their epochs and revisions."""
+    files: dict[SessionKey, ArchiveFile] = field(default_factory=dict)
+    """The files of those that were exported and have lost nothing."""
+
+    def of(self, session: SessionRecord) -> SessionRecord:
+        """Return a session as it is if nobody else has used it since it was read."""
+        return self.sessions.get(session.key, session)
 
 
 async def sweep_unchanged(
@@ -158,28 +176,35 @@ async def sweep_unchanged(
     sessions: Sequence[SessionRecord],
     history: HistoryStore | None = None,
     forget: Forget | None = None,
-) -> Swept:
-    """Delete those of these sessions that nobody uses, many in a transaction, if the store can; return their keys.
+    *,
+    archive: Path | None = None,
+    files: FileAccess | None = None,
+) -> tuple[Swept, Left]:
+    """Delete those of these sessions that nobody uses, many in a transaction, if the store can; return which.
 
-    A transaction that fails, such as one that takes too long, is tried again in halves. All others are for
-    `sweep_session`, or for their processes, which say why one stays.
+    All files of a group are on disk before any of its sessions is deleted. A group that fails, such as one that takes
+    too long, is tried again in halves. All other sessions are for `sweep_session`, or for their processes, which say
+    why one stays.
 
     Args:
         forget: has memories forget the sessions, too.
+        archive, files: see `sweep`.
     """
+    swept, left = Swept(), Left()
     if not deletes_unchanged(store):
-        return Swept()
-    deleted: list[SessionKey] = []
+        return swept, left
     failed = 0
     groups = [sessions[start : start + TOGETHER] for start in range(0, len(sessions), TOGETHER)]
     while groups:
-        group = groups.pop(0)
+        group = list(map(left.of, groups.pop(0)))
         try:
+            exported = await _archived_together(store, group, archive, history, files) if archive else None
+            if exported is not None:
+                group = [session for session in group if session.key in exported]
             if history or forget:
-                deleted += await _delete_everywhere(store, group, history, forget)
+                deleted, emptied = await _delete_everywhere(store, group, history, forget, left)
             else:
-                deleted += await delete_unchanged(store, group)
-            failed = 0
+                deleted, emptied = await delete_unchanged(store, group), ()
         except CorruptRecordError:
             continue  # of one of them, which must not keep the others
         except StoreError:
@@ -188,7 +213,12 @@ async def sweep_unchanged(
                 groups[:0] = [group[:middle], group[middle:]]
             elif (failed := failed + 1) >= MOST_FAILED:
                 break
-    return Swept(deleted=tuple(deleted))
+            continue
+        failed = 0
+        swept += Swept(deleted=tuple(deleted), archived=tuple(deleted) if archive else ())
+        gone = {*deleted, *emptied}
+        left.files.update({key: file for key, file in (exported or {}).items() if key not in gone})
+    return swept, left
 
 
 async def _delete_everywhere(
@@ -196,8 +226,9 @@ async def _delete_everywhere(
     sessions: Sequence[SessionRecord],
     history: HistoryStore | None,
     forget: Forget | None,
-) -> Sequence[SessionKey]:
-    """Delete those of these sessions that nobody uses, also from memories and the event store; return their keys.
+    left: Left,
+) -> tuple[Sequence[SessionKey], Collection[SessionKey]]:
+    """Delete those of these sessions that nobody uses, also from memories and the event store.
 
     | awaited | what else may run | what a kill leaves |
     |---|---|---|
@@ -207,26 +238,35 @@ async def _delete_everywhere(
     | the store deletes them | the same; one that was opened meanwhile stays, ended | all of them, or none |
 
     What fails is active again, as it was, unless somebody has opened it meanwhile.
+
+    Returns which were deleted, and of which the event store has deleted the events.
     """
     before = {session.key: session for session in sessions}
     ended = {session.key: session for session in await end_unchanged(store, sessions)}
     deleted: Sequence[SessionKey] = ()
+    emptied: Collection[SessionKey] = ()
     try:
         if forget is None or await forget(list(ended.values())):
             if history and ended:
-                await delete_sessions(history, ended.keys())
+                emptied = ended.keys()
+                await delete_sessions(history, emptied)
             deleted = await delete_unchanged(store, list(ended.values()))
-        return deleted
+        return deleted, emptied
     finally:
-        left = ended.keys() - set(deleted)
-        await asyncio.gather(*(_reopen(store, ended[key], before[key].status) for key in left))
+        kept = ended.keys() - set(deleted)
+        await asyncio.gather(*(_reopen(store, ended[key], before[key].status, left) for key in kept))
 
 
-async def _reopen(store: SessionStore, ended: SessionRecord, status: SessionStatus) -> None:
+async def _reopen(store: SessionStore, ended: SessionRecord, status: SessionStatus, left: Left) -> None:
     """Give a session that this sweep has ended the status that it had. What fails is left to the next sweep."""
+    session = ended
     if status != "ended":
-        with suppress(TurnwiseError):
-            await store.commit(ended.key, ended.epoch, Commit(session=ended.committed(status=status)))
+        session = ended.committed(status=status)
+        try:
+            await store.commit(ended.key, ended.epoch, Commit(session=session))
+        except TurnwiseError:
+            return
+    left.sessions[session.key] = session
 
 
 async def sweep_session(
@@ -236,13 +276,17 @@ async def sweep_session(
     history: HistoryStore | None = None,
     *,
     files: FileAccess | None = None,
+    exported: ArchiveFile | None = None,
 ) -> Swept:
     """Delete a session under a new epoch, so that it stays if another process opens it meanwhile.
 
     Its agents' sessions go first, leaves first, and its history before itself, so that a sweep that fails can be
     repeated: a deleted session expires no more.
+
+    Args:
+        exported: the file of this sweep that has the session, if it has one already.
     """
-    key, file, is_whole, swept = session.key, None, True, Swept()
+    key, file, is_whole, swept = session.key, exported, True, Swept()
     try:
         activation = await store.activate(key)
         if activation.open_runs:
@@ -264,10 +308,14 @@ async def sweep_session(
             await history.delete(key)
         await store.delete(key, epoch=activation.session.epoch, log=activation.session.log)
     except TurnwiseError as error:
-        if isinstance(error, SessionFencedError) and file and is_whole:  # else only the file has its events
+        if isinstance(error, _REFUSALS) and file and is_whole:  # else only the file has its events
             await asyncio.to_thread(file.remove)
         return swept + not_deleted(key, error)
     return swept + Swept(deleted=(key,), archived=(key,) if file else ())
+
+
+_REFUSALS = (SessionBusyError, SessionChangedError, SessionFencedError)
+"""Errors of a session that stays because it is used."""
 
 
 async def _sweep_agent(
@@ -302,10 +350,50 @@ async def archived(
         SessionChangedError: the session was used since it was read.
         StoreError: the folder cannot be written to.
     """
-    from turnwise.memory.archive.export import export_session
-
     if folder is None:
         return None
+    written = await _written(store, session, folder, history, files)
+    return (await _put([written]))[0]
+
+
+async def _archived_together(
+    store: SessionStore,
+    sessions: Sequence[SessionRecord],
+    folder: Path,
+    history: HistoryStore | None,
+    files: FileAccess | None,
+) -> dict[SessionKey, ArchiveFile]:
+    """Do what `archived` does for sessions; return their files once all are on disk.
+
+    Sessions of agents are left out, as they go with their callers, and so is what cannot be exported: who exports it
+    alone learns why.
+    """
+    sessions = [session for session in sessions if not session.called_by]
+    written: dict[SessionKey, tuple[Path, Path]] = {}
+
+    async def write(session: SessionRecord) -> None:
+        with suppress(TurnwiseError):
+            written[session.key] = await _written(store, session, folder, history, files)
+
+    try:
+        for start in range(0, len(sessions), AT_ONCE):
+            await asyncio.gather(*map(write, sessions[start : start + AT_ONCE]))
+    except BaseException:
+        _drop(written.values())
+        raise
+    return dict(zip(written, await _put([*written.values()]), strict=True))
+
+
+async def _written(
+    store: SessionStore,
+    session: SessionRecord,
+    folder: Path,
+    history: HistoryStore | None,
+    files: FileAccess | None,
+) -> tuple[Path, Path]:
+    """Export a session to a file that is on disk; return its name until now, and its final one. See `archived`."""
+    from turnwise.memory.archive.export import export_session
+
     path = folder / _file_name(session)
     part = part_of(path)
     try:
@@ -320,13 +408,29 @@ async def archived(
                 await asyncio.to_thread(os.fsync, file.fileno())
             if (await store.get(session.key)).updated_at != session.updated_at:
                 raise SessionChangedError(session.session_id)
-            return await asyncio.to_thread(ArchiveFile.put, part, path)
         except BaseException:
-            with suppress(OSError):  # the error at hand says more
-                part.unlink(missing_ok=True)
+            _drop([(part, path)])
             raise
     except OSError as error:
         raise StoreError(f"archive {path}: {error}; session {session.session_id!r} was not deleted") from error
+    return part, path
+
+
+async def _put(written: Sequence[tuple[Path, Path]]) -> list[ArchiveFile]:
+    """Do what `ArchiveFile.put` does, or leave none of the files under its first name."""
+    try:
+        return await asyncio.to_thread(ArchiveFile.put, written)
+    except OSError as error:
+        raise StoreError(f"archive {written[0][1]}: {error}; no session was deleted") from error
+    finally:
+        _drop(written)
+
+
+def _drop(written: Iterable[tuple[Path, Path]]) -> None:
+    """Delete files that have not got their final names. Raises nothing: an error at hand says more."""
+    for part, _ in written:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def _is_of(path: Path, session: SessionRecord) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +19,24 @@ class ArchiveFile:
     _identity: tuple[int, int, int]
 
     @classmethod
-    def put(cls, part: Path, path: Path) -> Self:
-        """Give a written file its final name, replacing a file with this name; return when the rename is on disk."""
-        identity = _identity(part)
-        part.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-        return cls(path, identity)
+    def put(cls, written: Sequence[tuple[Path, Path]]) -> list[Self]:
+        """Give written files of a folder their final names; return when these are on disk.
+
+        Args:
+            written: of each file the name until now, and its final one, whose file it replaces.
+        """
+        files: list[Self] = []
+        for part, path in written:
+            identity = _identity(part)
+            part.replace(path)
+            files.append(cls(path, identity))
+        for parent in {path.parent for _, path in written}:
+            folder = os.open(parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        return files
 
     def remove(self) -> None:
         """Delete the file, unless another sweep has replaced it: that sweep may have deleted the session since."""

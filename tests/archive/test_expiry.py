@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sqlite3
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +24,7 @@ from turnwise.actors.session.state import journal
 from turnwise.cli import app
 from turnwise.cli.exporting import archive as archive_commands
 from turnwise.errors import (
+    CorruptRecordError,
     InvalidInputError,
     SessionBusyError,
     SessionChangedError,
@@ -191,6 +192,8 @@ class Rival(InMemoryStore):
     """Does something of another's before a verb."""
 
     before: str = ""
+    deletes_unchanged = False
+    """Whether it deletes in groups."""
     act: Callable[[InMemoryStore], Awaitable[object]]
     expects: Callable[[], object]
 
@@ -207,13 +210,18 @@ class Rival(InMemoryStore):
         await self.rival("delete")
         return await super().delete(key, epoch=epoch, log=log)
 
+    async def delete_unchanged(self, sessions: Sequence[SessionRecord]) -> list[SessionKey]:
+        await self.rival("delete_unchanged")
+        return await super().delete_unchanged(sessions)
 
-@pytest.mark.parametrize("before", ["activate", "delete"])
+
+@pytest.mark.parametrize("before", ["activate", "delete", "delete_unchanged"])
 @pytest.mark.parametrize("change", ["opens", "commits"])
 async def test_a_session_that_is_used_during_a_sweep_is_kept(before: str, change: str, tmp_path: Path) -> None:
     """And no file says that it was swept."""
 
     store = Rival()
+    store.deletes_unchanged = before == "delete_unchanged"
     session = await put(store, "s")
 
     async def act(_: InMemoryStore) -> None:
@@ -230,26 +238,75 @@ async def test_a_session_that_is_used_during_a_sweep_is_kept(before: str, change
     assert (await store.get(SessionKey("s"))).session_id == "s" and store.before == ""
 
 
-async def test_deleting_a_session_during_a_sweep_does_no_harm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", ["activate", "delete_unchanged"])
+async def test_deleting_a_session_during_a_sweep_does_no_harm(before: str, tmp_path: Path) -> None:
     store = Rival()
+    store.deletes_unchanged = before == "delete_unchanged"
     await put(store, "s")
-    store.before, store.act = "activate", lambda store: InMemoryStore.delete(store, SessionKey("s"))
+    store.before, store.act = before, lambda store: InMemoryStore.delete(store, SessionKey("s"))
     assert await sweep(store, NOW, tmp_path) == Swept()
 
 
-async def test_an_archive_is_in_its_folder_before_its_session_is_deleted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("before", "names"), [("delete", "s"), ("delete_unchanged", "stu")])
+async def test_archives_are_in_their_folder_before_a_session_is_deleted(
+    before: str, names: str, tmp_path: Path
+) -> None:
     store = Rival()
-    await put(store, "s", created_at=2.0)
-    names: list[str] = []
+    store.deletes_unchanged = before == "delete_unchanged"
+    for name in names:
+        await put(store, name, created_at=2.0)
+    seen: list[str] = []
 
     async def look(_: InMemoryStore) -> None:
-        (path,) = files(tmp_path)
-        names.append(path.name)
-        await import_session(InMemoryStore(), path.read_text().splitlines())
+        for path in sorted(files(tmp_path)):
+            seen.append(path.name)
+            await import_session(InMemoryStore(), path.read_text().splitlines())
 
-    store.before, store.act = "delete", look
-    assert (await sweep(store, NOW, tmp_path)).archived == keys("s")
-    assert names == ["s@default@2000000.jsonl"] == [path.name for path in files(tmp_path)]
+    store.before, store.act = before, look
+    assert (await sweep(store, NOW, tmp_path)).archived == keys(*names)
+    assert seen == [f"{name}@default@2000000.jsonl" for name in names]
+    assert seen == [path.name for path in sorted(files(tmp_path))]
+
+
+async def test_sessions_with_archives_are_deleted_in_groups_and_one_that_cannot_be_exported_stays(
+    tmp_path: Path,
+) -> None:
+    """Agents go with their callers, which are exported once more by themselves."""
+    names = [f"s{number:03}" for number in range(expiry.TOGETHER + 2)]
+    store = Unreadable(expiry.TOGETHER)
+    for name in names:
+        await put(store, name)
+    damaged = await put(store, "damaged")
+    await put(store, "agent", called_by="s000")
+    swept = await sweep(store, NOW, tmp_path)
+    assert {*swept.deleted} == {*swept.archived} == {*keys(*names, "agent")}
+    assert [*swept.failed] == [damaged.key] and await store.count() == 1
+    assert store.sizes == [expiry.TOGETHER, 2]
+    assert len(files(tmp_path)) == len(names) + 1
+
+
+async def test_of_two_sweeps_with_archives_one_deletes_and_both_leave_the_file(tmp_path: Path) -> None:
+    """The second puts its file in the place of the first, which then deletes the session."""
+    store, first_has_its_file, second_has_its_file = Rival(), asyncio.Event(), asyncio.Event()
+    store.deletes_unchanged = True
+    await put(store, "s")
+
+    async def wait_for_the_second(_: InMemoryStore) -> None:
+        first_has_its_file.set()
+        await second_has_its_file.wait()
+
+    async def wait_for_the_first(_: InMemoryStore) -> None:
+        second_has_its_file.set()
+        await asyncio.wait({first})
+
+    store.before, store.act = "delete_unchanged", wait_for_the_second
+    first = asyncio.ensure_future(sweep(store, NOW, tmp_path))
+    await first_has_its_file.wait()
+    store.before, store.act = "delete_unchanged", wait_for_the_first
+    assert await sweep(store, NOW, tmp_path) == Swept()
+    assert first.result() == Swept(deleted=keys("s"), archived=keys("s"))
+    (path,) = files(tmp_path)
+    await import_session(store, path.read_text().splitlines())
 
 
 class Asked:
@@ -534,6 +591,15 @@ def test_sessions_are_exported_imported_and_swept_by_the_command_line(tmp_path: 
     assert turnwise("import", url, str(archive)).exit_code == 0 and list(play(read(url))) == ["s"]
 
 
+class Unreadable(Tiring):
+    """Has a session, of this name, whose turns cannot be read."""
+
+    async def turns(self, key: SessionKey, **options: Any) -> Any:
+        if key.session_id == "damaged":
+            raise CorruptRecordError("turn 0", "it is damaged")
+        return await super().turns(key, **options)
+
+
 class AwayHistory(InMemoryHistory):
     """Cannot delete until it is back."""
 
@@ -543,6 +609,10 @@ class AwayHistory(InMemoryHistory):
         if self.is_away:
             raise StoreError("the history is away")
         await super().delete(key, **options)
+
+    async def delete_sessions(self, keys: Collection[SessionKey]) -> None:
+        for key in keys:
+            await self.delete(key)
 
 
 async def test_a_session_stays_until_its_history_can_be_deleted(tmp_path: Path) -> None:
@@ -570,11 +640,13 @@ async def test_the_history_of_a_session_that_is_opened_meanwhile_stays(tmp_path:
     assert await history.last_seq(key) == 1 and files(tmp_path) == []
 
 
-async def test_the_file_with_the_only_events_of_a_session_is_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", ["delete", "delete_unchanged"])
+async def test_the_file_with_the_only_events_of_a_session_is_kept(before: str, tmp_path: Path) -> None:
     """Another process opens the session between the deletion of its history and its own."""
     store, history, key = Rival(), InMemoryHistory(), SessionKey("s")
+    store.deletes_unchanged = before == "delete_unchanged"
     await put(store, "s", seq=1)
     await history.append(key, [UnknownEvent(stored_kind="x", session_id="s", user_id="default", seq=1, at=1.0)])
-    store.before, store.act = "delete", lambda store: InMemoryStore.activate(store, key)
+    store.before, store.act = before, lambda store: InMemoryStore.activate(store, key)
     assert await sweep(store, NOW, tmp_path, history) == Swept(used=keys("s"))
     assert await history.last_seq(key) == 0 and len(files(tmp_path)) == 1

@@ -22,8 +22,9 @@ from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import StoreError
 from turnwise.memory.archive.expiry import Swept
+from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
-from turnwise.memory.stores.base import Page
+from turnwise.memory.stores.base import Commit, Page
 from turnwise.memory.stores.in_memory import InMemoryStore
 
 URL = "memory://scheduled-sweeps"
@@ -199,14 +200,17 @@ def test_a_kill_during_a_sweep_leaves_the_rest_to_the_next_program(tmp_path: Pat
         until(lambda: manager.count() == 1)
 
 
-async def test_scheduled_sweeps_export_sessions_to_a_folder(store: Watched, tmp_path: Path) -> None:
-    await expire(store, "old")
+async def test_scheduled_sweeps_export_sessions_to_a_folder_and_delete_them_in_groups(
+    store: Watched, tmp_path: Path
+) -> None:
+    await expire(store, "old", "older")
     async with AsyncSessionManager(URL, **settings(sweep_every_s=SOON_S, sweep_archive=str(tmp_path))) as manager:
         await manager.open("stays", ttl_s=1e6)
         await seen(lambda: store.claims)
         store.time += SOON_S
         await seen(lambda: store.reads == 1 and store.claims[-1] > 0.0)
-    assert [path.name[:4] for path in files_in(tmp_path)] == ["old@"]
+    assert sorted(path.name.partition("@")[0] for path in files_in(tmp_path)) == ["old", "older"]
+    assert store.groups == [2]
 
 
 class Paused(steps.Background):
@@ -246,3 +250,17 @@ async def test_sessions_that_no_process_has_loaded_share_a_transaction(store: Wa
         swept = await manager.sweep()
         assert await names_in(store) == [] and store.groups == [3]
         assert isinstance(swept, Swept) and len(swept.deleted) == 4
+
+
+async def test_a_sweep_with_a_limit_says_where_the_next_one_goes_on(store: Watched, monkeypatch: Any) -> None:
+    """Behind sessions that stay, too."""
+    monkeypatch.setattr(expiry, "PAGE", 2)
+    await expire(store, "a", "b", "c", "d", "e")
+    busy = await store.get(SessionKey("a"))
+    run = RunRecord(run_id="r", session_id="a", turn_index=0, state="queued", first_seq=1, created_at=1.0)
+    await store.commit(busy.key, busy.epoch, Commit(session=busy.committed(), new_run=run))
+    async with AsyncSessionManager(URL, **settings()) as manager:
+        first = await manager.sweep(limit=3)
+        assert [key.session_id for key in first.deleted] == ["b", "c"] and first.busy == (busy.key,) and first.cursor
+        rest = await manager.sweep(cursor=first.cursor, limit=3)
+        assert [key.session_id for key in rest.deleted] == ["d", "e"] and rest.cursor is None

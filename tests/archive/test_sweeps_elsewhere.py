@@ -20,6 +20,7 @@ from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import LongTermMemoryError, SessionFencedError, SessionNotFoundError, StoreError
 from turnwise.memories import LexicalMemory, WorkingMemory
 from turnwise.memory.archive.expiry import TOGETHER, sweep_unchanged
+from turnwise.memory.archive.export import import_session
 from turnwise.memory.conversation.events import UnknownEvent
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.in_memory import InMemoryHistory
@@ -54,7 +55,7 @@ class World:
             raise KilledError
 
     def wrapped(self, inner: Any, *verbs: str) -> Any:
-        """Return what stands for a store of the process that sweeps."""
+        """Return what stands for a store of the process that sweeps; it has the same state."""
 
         async def call(verb: str, *args: Any, **options: Any) -> Any:
             await self.step(verb)
@@ -67,7 +68,10 @@ class World:
         def bound(verb: str) -> Any:
             return staticmethod(lambda *args, **options: call(verb, *args, **options))
 
-        return type("Wrapped", (type(inner),), {verb: bound(verb) for verb in verbs} | {"__init__": lambda _: None})()
+        own = {verb: bound(verb) for verb in verbs} | {"__init__": lambda _: None}
+        wrapped = type("Wrapped", (type(inner),), own)()
+        vars(wrapped).update(vars(inner))
+        return wrapped
 
     async def forget(self, scope: Scope) -> int:
         await self.step("forget")
@@ -80,20 +84,21 @@ class World:
     async def fill(self, count: int) -> list[SessionRecord]:
         sessions = []
         for number in range(count):
-            session = await own(self.store, f"s{number}", ttl_s=10.0, updated_at=100.0)
+            session = await own(self.store, f"s{number}", ttl_s=10.0, updated_at=100.0, seq=1)
             sessions.append(session)
             about: dict[str, Any] = {"session_id": session.session_id, "user_id": session.user_id}
             await self.history.append(session.key, [UnknownEvent(stored_kind="x", seq=1, at=1.0, **about)])
             self.remembered.add(session.key)
         return sessions
 
-    async def sweep(self) -> Collection[SessionKey]:
+    async def sweep(self, archive: Path | None = None) -> Collection[SessionKey]:
         """Sweep what has expired, as a process does; return what it says was deleted."""
-        store = self.wrapped(self.store, "end_unchanged", "delete_unchanged", "commit")
+        store = self.wrapped(self.store, "turns", "end_unchanged", "delete_unchanged", "commit")
         history = self.wrapped(self.history, "delete_sessions")
         memories = SessionMemories(memories=[self], notes=None, scopes_of=lambda session: [scope(session)])  # type: ignore[list-item]
         page = await self.store.expired(NOW, limit=1000)
-        return (await sweep_unchanged(store, [*page], history, memories.forget)).deleted
+        swept, _ = await sweep_unchanged(store, [*page], history, memories.forget, archive=archive)
+        return swept.deleted
 
     async def use(self, key: SessionKey) -> bool:
         """Go on with a session, as the process does that a caller asks; return whether that was stored."""
@@ -119,14 +124,40 @@ async def in_full(world: World) -> None:
             assert await world.history.last_seq(session.key) == 1, session.key
 
 
+KINDS = ["run_started", "run_completed"]
+"""The kinds of the events that an archive has of an echo."""
+
+
+def lines_in(folder: Path) -> list[list[str]]:
+    """Return the lines of each archive in a folder."""
+    return [path.read_text().splitlines() for path in folder.glob("*.jsonl")]
+
+
+async def all_archived(world: World, sessions: Sequence[SessionRecord], folder: Path) -> None:
+    """Check that each of these sessions of which something has gone has a whole archive."""
+    store, archived = InMemoryStore(), set[SessionKey]()
+    for lines in lines_in(folder):
+        session = await import_session(store, lines)
+        assert session.status == "active" and len(await store.events(session.key)) == 1
+        archived.add(session.key)
+    there = {session.key for session in await world.store.query(limit=1000)}
+    for session in sessions:
+        if session.key not in there or not await world.history.last_seq(session.key):
+            assert session.key in archived
+
+
+@pytest.mark.parametrize("archive", [False, True])
 @pytest.mark.parametrize("seed", range(60))
-async def test_whatever_happens_during_a_sweep_no_session_is_used_without_its_events(seed: int) -> None:
+async def test_whatever_happens_during_a_sweep_no_session_is_used_without_its_events(
+    seed: int, archive: bool, tmp_path: Path
+) -> None:
     """Callers open sessions meanwhile, parts fail, and the process may be killed at any step."""
+    folder = tmp_path if archive else None
     dice = random.Random(seed)
     world = World(dice)
     sessions = await world.fill(12)
     world.fails = dice.choice([0.0, 0.0, 0.2])
-    world.kill_at = dice.choice([None, dice.randrange(40)])
+    world.kill_at = dice.choice([None, dice.randrange(60 if archive else 40)])
     used: set[SessionKey] = set()
 
     async def callers() -> None:
@@ -136,16 +167,20 @@ async def test_whatever_happens_during_a_sweep_no_session_is_used_without_its_ev
             if await world.use(session.key):
                 used.add(session.key)
 
-    outcomes = await asyncio.gather(world.sweep(), callers(), return_exceptions=True)
+    outcomes = await asyncio.gather(world.sweep(folder), callers(), return_exceptions=True)
     was_killed = world.kill_at is not None and len(world.calls) > world.kill_at
     assert isinstance(outcomes[0], KilledError if was_killed else tuple) and outcomes[1] is None
     await in_full(world)
+    if folder:
+        await all_archived(world, sessions, folder)
     for key in used:
         session = await world.store.get(key)
         assert session.status == "active" and session.updated_at == 105.0
     world.kill_at, world.fails = None, 0.0
-    await world.sweep()
+    await world.sweep(folder)
     await in_full(world)
+    if folder:
+        await all_archived(world, sessions, folder)
     left = {session.key for session in await world.store.query(limit=1000)}
     assert left == used, "all others have gone"
     assert {session.key for session in sessions if await world.history.last_seq(session.key)} == used
@@ -158,6 +193,22 @@ async def test_sessions_are_deleted_in_groups(monkeypatch: pytest.MonkeyPatch) -
     for verb in ("end_unchanged", "delete_sessions", "delete_unchanged"):
         assert world.calls.count(verb) == 3, verb
     assert not world.remembered and await world.store.count() == 0
+
+
+async def test_a_group_that_an_event_store_cannot_delete_is_tried_again_in_halves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(random.Random(0))
+    await world.fill(20)
+    delete = world.history.delete_sessions
+
+    async def in_time(keys: Collection[SessionKey]) -> None:
+        if len(keys) > 5:
+            raise StoreError("statement timeout")
+        await delete(keys)
+
+    monkeypatch.setattr(world.history, "delete_sessions", in_time)
+    assert len(await world.sweep()) == 20 and await world.store.count() == 0
 
 
 async def test_what_cannot_be_deleted_elsewhere_stays_as_it_was() -> None:
@@ -192,10 +243,10 @@ from pathlib import Path
 from turnwise.actors.memory import session_memories
 from turnwise.memory.archive import expiry
 from turnwise import SessionManager
-sys.path.insert(0, sys.argv[3])
+sys.path.insert(0, sys.argv[4])
 from test_sweeps_elsewhere import elsewhere, settings
 
-folder, place = Path(sys.argv[1]), sys.argv[2]
+folder, place, archive = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 owner = session_memories.SessionMemories if place == "forget" else expiry
 inner = getattr(owner, place)
 
@@ -204,35 +255,61 @@ async def killed(*args):
     os.kill(os.getpid(), signal.SIGKILL)
 
 setattr(owner, place, killed)
-SessionManager(f"sqlite:///{folder}/a.db", **settings(folder, **elsewhere(folder))).sweep(memory=True)
+manager = SessionManager(f"sqlite:///{folder}/a.db", **settings(folder, **elsewhere(folder)))
+manager.sweep(archive or None, memory=True)
 """
 
 
-@pytest.mark.parametrize("place", ["end_unchanged", "forget", "delete_sessions", "delete_unchanged"])
-def test_a_kill_at_each_step_leaves_what_the_next_sweep_deletes(place: str, tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/a.db"
+def archives_in(folder: Path) -> dict[str, list[str]]:
+    """Return the kinds of the events of each session that has an archive in the folder; each archive is whole."""
+
+    async def kinds_of(lines: list[str]) -> tuple[str, list[str]]:
+        store = InMemoryStore()
+        session = await import_session(store, lines)
+        assert session.status == "active", "as it was before the sweep"
+        return session.session_id, [event.kind for event in await store.events(session.key)]
+
+    return dict(asyncio.run(kinds_of(lines)) for lines in lines_in(folder))
+
+
+@pytest.mark.parametrize("archive", [False, True])
+@pytest.mark.parametrize(
+    "place", ["_archived_together", "end_unchanged", "forget", "delete_sessions", "delete_unchanged"]
+)
+def test_a_kill_at_each_step_leaves_what_the_next_sweep_deletes(place: str, archive: bool, tmp_path: Path) -> None:
+    """Where there is a folder, each session has a whole archive there before anything of it goes."""
+    if place == "_archived_together" and not archive:
+        return
+    url, folder = f"sqlite:///{tmp_path}/a.db", tmp_path / "kept" if archive else None
     with SessionManager(url, **settings(tmp_path, **elsewhere(tmp_path))) as manager:
         for name in "abc":
             session = manager.open(name, ttl_s=0.0)
             session.run("Ada keeps bees.").wait()
             session.memory.merge_notes("Ada")
         manager.open("stays").run("Ada keeps goats.").wait()
-    command = [sys.executable, "-c", KILLED, str(tmp_path), place, str(Path(__file__).parent)]
+    command = [sys.executable, "-c", KILLED, str(tmp_path), place, str(folder or ""), str(Path(__file__).parent)]
     ran = subprocess.run(command, check=False, capture_output=True, text=True)
     assert ran.returncode == -signal.SIGKILL, ran.stderr
+    if folder:
+        assert archives_in(folder) == dict.fromkeys("abc", KINDS)
     with SessionManager(url, **settings(tmp_path, **elsewhere(tmp_path))) as manager:
-        swept = manager.sweep(memory=True)
+        assert manager.count() == (1 if place == "delete_unchanged" else 4)
+        swept = manager.sweep(folder, memory=True)
         assert not swept.failed and not swept.used and manager.count() == 1
         stays = manager.get("stays")
         assert [event.kind for event in stays.events()][-1] == "run_completed"
         texts = [item.text for item in stays.memory.recall("bees goats")]
         assert len(texts) == 1 and "goats" in texts[0]
+    if folder:
+        assert archives_in(folder) == dict.fromkeys("abc", KINDS)
 
 
+@pytest.mark.parametrize("archive", [False, True])
 @pytest.mark.parametrize("apart", [["history_store"], ["memory"], ["working_memory"], ["history_store", "memory"]])
 def test_a_manager_asks_no_process_for_sessions_that_none_has_loaded(
-    apart: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    apart: Sequence[str], archive: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    folder = tmp_path / "kept" if archive else None
     more = {name: value for name, value in elsewhere(tmp_path).items() if name in apart}
     with SessionManager(f"sqlite:///{tmp_path}/a.db", **settings(tmp_path, **more)) as manager:
         for name in "abc":
@@ -241,9 +318,11 @@ def test_a_manager_asks_no_process_for_sessions_that_none_has_loaded(
         manager.open("loaded", ttl_s=0.0).run("Ada rows.").wait()
         asked = list[str]()
         monkeypatch.setattr("turnwise.actors.client.blocking.expiry._ask", noting(asked))
-        swept = manager.sweep(memory=True)
+        swept = manager.sweep(folder, memory=True)
         assert sorted(key.session_id for key in swept.deleted) == ["a", "b", "c", "loaded"]
         assert asked == ["loaded"] and manager.count() == 0
+    if folder:
+        assert archives_in(folder) == dict.fromkeys(["a", "b", "c", "loaded"], KINDS)
 
 
 def noting(asked: list[str]) -> Callable[..., Any]:

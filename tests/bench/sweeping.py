@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from turnwise import AsyncSessionManager, EchoEngine, InProcess, SessionConfig
 from turnwise.memories import LexicalMemory
 from turnwise.memory.archive.expiry import TOGETHER, sweep
 from turnwise.memory.event_store.urls import open_history
+from turnwise.memory.stores.base import SessionStore
+from turnwise.memory.stores.reading import pages_by_cursor
 from turnwise.memory.stores.urls import open_store
 
 AT_ONCE = 50
@@ -110,6 +113,7 @@ def settings_of(target: Target, *, history: bool, memory: bool) -> dict[str, Any
 
 
 async def fill(url: str, sessions: int, settings: dict[str, Any]) -> None:
+    """Fill a store with sessions; return when all have expired, as memories still save what was said."""
     async with AsyncSessionManager(url, **settings) as manager:
 
         async def talk(number: int) -> None:
@@ -120,7 +124,16 @@ async def fill(url: str, sessions: int, settings: dict[str, Any]) -> None:
 
         for start in range(0, sessions, AT_ONCE):
             await asyncio.gather(*map(talk, range(start, min(sessions, start + AT_ONCE))))
-    await asyncio.sleep(2 * TTL_S)
+    store = open_store(url)
+    while await expired(store) < sessions:
+        await asyncio.sleep(TTL_S)
+    await store.close()
+
+
+async def expired(store: SessionStore) -> int:
+    """Return how many sessions have expired."""
+    now = await store.now()
+    return sum([len(page) async for page in pages_by_cursor(partial(store.expired, now, limit=1000))])
 
 
 def delete_by_sql(url: str) -> int:

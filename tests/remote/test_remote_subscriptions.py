@@ -215,3 +215,36 @@ def test_an_operator_sweeps_and_sees_processes(tmp_path: Path) -> None:
             manager.sweep(tmp_path)
         with pytest.raises(InvalidInputError, match="name one"):
             manager.drain()
+
+
+def test_a_sweep_over_http_is_many_requests_of_which_each_has_a_short_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("turnwise.client.blocking.manager.PAGE", 2)
+    names = [f"s{number}" for number in range(5)]
+    with over_http(f"sqlite:///{tmp_path}/chats.db", engine=EchoEngine()) as manager:
+        for name in (*names, "more", "last"):
+            manager.open(name, user_id="ann", ttl_s=0.001)
+        manager.open("new", user_id="ann")
+        sizes = list[int]()
+        connection: Any = manager._connection  # type: ignore[attr-defined] # noqa: SLF001 - which sends each request
+        ask = connection.ask
+
+        def noted(request: Any, *args: Any) -> Any:
+            answer = ask(request, *args)
+            if request.path.endswith("sweep"):
+                sizes.append(sum(len(answer.data[outcome]) for outcome in ("deleted", "busy", "used", "failed")))
+            return answer
+
+        monkeypatch.setattr(connection, "ask", noted)
+        first = manager.sweep(limit=3)
+        assert sizes == [2, 1] and first.cursor
+        second = manager.sweep(cursor=first.cursor, limit=2)
+        rest = manager.sweep(cursor=second.cursor)
+        assert sizes == [2, 1, 2, 2] and rest.cursor is None
+        swept = [key.session_id for key in (first + second + rest).deleted]
+        assert swept == [*names, "more", "last"] and manager.count() == 1
+        with pytest.raises(InvalidInputError, match="cursor"):
+            manager.sweep(cursor="nowhere")
+        with pytest.raises(InvalidInputError, match="limit"):
+            manager.sweep(limit=0)

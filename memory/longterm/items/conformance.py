@@ -649,13 +649,17 @@ async def check_items_of_many_sessions_are_deleted_together(store: ItemStore, ot
             MemoryItem(id=f"{name}{at}", text="x", source=Source(session_id=name)) for name in "ab" for at in (0, 1)
         ]
         await store.put(scope, named)
+    await _supersede(store, users[0], "b0", _item("a2", created_at=3.0, session="a"))
     deleted = await delete_sessions(other, {"user 0": {"a"}, "user 1": {"a", "b"}, "user 9": {"a"}})
     found = {user_id: sorted(ids) for user_id, ids in deleted.items() if ids}
-    equal(found, {"user 0": ["a0", "a1"], "user 1": ["a0", "a1", "b0", "b1"]}, "what was deleted, by user")
+    equal(found, {"user 0": ["a0", "a1", "a2"], "user 1": ["a0", "a1", "b0", "b1"]}, "what was deleted, by user")
     left = [await _count(store, replace(scope, session_id=None), EVER) for scope in users]
     equal(left, [2, 0, 4], "what is left of each user")
     equal(await store.put(users[0], [MemoryItem(id="a0", text="x")]), [], "a deleted item that is put again")
+    valid = {item.id for item in await _all(store, users[0], ALL)}
+    equal(valid, {"b0", "b1"}, "what is valid, also what a deleted one had superseded")
     equal(await delete_sessions(other, {}), {}, "what is deleted of none")
+    equal((await delete_sessions(other, {"user 2": {"b"}}))["user 2"], ["b0", "b1"], "what is deleted of one session")
 
 
 @_law

@@ -6,7 +6,7 @@ import json
 import math
 import struct
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -133,6 +133,18 @@ class RedisItems(RedisDatabase):
         names = {_digest(scope.user_id, name): name for name in ids}
         return [names[digest] for digest in _texts(await self._do("delete", _agent(scope), *names))]
 
+    async def delete_sessions(self, sessions: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
+        """See `SessionsDeletion`. A script has as many users as have about `_READ` items, all of which it reads."""
+        deleted: dict[str, list[str]] = {}
+        users = sorted(sessions)
+        while left := users[len(deleted) :]:
+            args: list[Argument] = [_READ]
+            for user_id in left:
+                args += [_tag(user_id), len(sessions[user_id]), *map(encode, sessions[user_id])]
+            ids = await self._do("purge_sessions", *args)
+            deleted |= zip(left, map(_texts, ids), strict=False)
+        return deleted
+
     async def touch(self, uses: Sequence[Use]) -> None:
         self._thread.check_open()
         for use in uses:
@@ -170,6 +182,9 @@ class RedisItems(RedisDatabase):
                 key = f"{{{self._prefix}:{self._space}}}:{KEYS[0]} {digest.decode()}"
                 raise CorruptRecordError(key, why_unreadable(error)) from None
 
+
+_READ = 1000
+"""After how many items a script begins with no further user, so that others need not wait for long."""
 
 _CHANGED_MEANWHILE = 2
 """The script of a change returns this if the item has changed since it was read for the change."""

@@ -255,6 +255,35 @@ end
 return ids
 """
 
+_PURGE_SESSIONS = """
+local wrong = wrong_key()
+if wrong then return wrong end
+local most, at, read, users = tonumber(ARGV[1]), 2, 0, {}
+while at < #ARGV and read < most do
+  local tag, sessions, found = ARGV[at], {}, {}
+  local last_place = at + 1 + tonumber(ARGV[at + 1])
+  for place = at + 2, last_place do sessions[ARGV[place]] = true end
+  for _, entry in ipairs(of_user(tag)) do
+    local record = parse(redis.call('HGET', items, entry.digest))
+    if not record then return corrupt(entry.digest, 'it is missing or not what was written') end
+    if record.session_id and sessions[record.session_id] then found[#found + 1] = entry end
+    read = read + 1
+  end
+  users[#users + 1] = found
+  at = last_place + 1
+end
+local deleted = {}
+for place, found in ipairs(users) do
+  deleted[place] = {}
+  for _, entry in ipairs(found) do
+    local record = parse(redis.call('HGET', items, entry.digest))
+    forget(entry.digest, entry.place, record)
+    table.insert(deleted[place], record.id)
+  end
+end
+return deleted
+"""
+
 _TOUCH = """
 local wrong = wrong_key()
 if wrong then return wrong end
@@ -332,6 +361,7 @@ SCRIPTS = {
         "change": _CHANGE,
         "delete": _DELETE,
         "purge": _PURGE,
+        "purge_sessions": _PURGE_SESSIONS,
         "touch": _TOUCH,
         "sweep": _SWEEP,
         "scan": _SCAN,

@@ -118,10 +118,15 @@ class SQLItems(SecureDeleteDatabase):
         users = sorted(sessions)
         parts = [users[start : start + AT_ONCE] for start in range(0, len(users), AT_ONCE)]
 
-        def work(part: Sequence[str], statements: Statements) -> dict[str, list[str]]:
-            return statements.delete_sessions({user_id: sessions[user_id] for user_id in part})
+        def work(part: Sequence[str], connection: sa.Connection) -> dict[str, list[str]]:
+            cursor = self._cursor_of(connection)
+            statements = Statements(cursor, self._space)
+            owners = statements.owners(part)
+            self._lock_users(cursor, owners.values())  # nobody waits for users who have nothing
+            places = [(owner, name) for owner, user_id in owners.items() for name in sessions[user_id]]
+            return statements.delete_sessions(places, owners)
 
-        done = await self._erase(*(self._work(part, partial(work, part)) for part in parts))
+        done = await self._erase(*(partial(work, part) for part in parts))
         return {user_id: ids for deleted in done for user_id, ids in deleted.items()}
 
     async def touch(self, uses: Sequence[Use]) -> None:

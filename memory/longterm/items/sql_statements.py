@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from hashlib import blake2b
+from itertools import chain
 from typing import Any, NamedTuple
 
 from turnwise.memory.longterm.base import MemoryItem, Scope
@@ -34,6 +35,7 @@ _MARKS = ", ".join("?" * (5 + len(COLUMNS)))
 _INSERT = f"INSERT INTO turnwise_items (row, owner, digest, used, embedded, {ITEM}) VALUES ({_MARKS})"  # noqa: S608
 _SET = ", ".join(f"{name} = ?" for name in COLUMNS)
 _UPDATE = f"UPDATE turnwise_items SET used = ?, embedded = ?, {_SET} WHERE row = ?"  # noqa: S608
+_TOMBSTONES = "INSERT OR IGNORE INTO turnwise_items_deleted (digest, at)"
 _OWNED = "turnwise_items JOIN turnwise_item_owners USING (owner)"
 
 
@@ -225,32 +227,39 @@ class Statements:
     def delete(self, scope: Scope, ids: Sequence[str]) -> list[str]:
         """Delete the items of these ids that the scope sees, and record the ids that the user does not have."""
         names = {self.digest(scope.user_id, name): name for name in ids}
-        rows_by_digest: dict[bytes, DeletedRow | None] = {}
+        agents: dict[bytes, Any] = {}
         for digests in _chunks([*names]):
-            which = f"digest IN ({_marks(digests)})"
-            select = f"SELECT agent, {_DELETED_COLUMNS} FROM turnwise_items WHERE {which}"  # noqa: S608
-            for agent, *values in self._all(select, *digests):
-                row = _deleted_row(values)
-                rows_by_digest[row.digest] = row if agent in (None, scope.agent) else None
-        rows = [deleted._replace(id=names[digest]) for digest in names if (deleted := rows_by_digest.get(digest))]
-        missing = {digest: name for digest, name in names.items() if digest not in rows_by_digest}
-        self._forget({scope.user_id: rows}, {scope.user_id: missing})
-        return [row.id for row in rows]
+            select = f"SELECT digest, agent FROM turnwise_items WHERE digest IN ({_marks(digests)})"  # noqa: S608
+            agents |= {bytes(digest): agent for digest, agent in self._all(select, *digests)}
+        seen = [digest for digest in names if agents.get(digest, _MISSING) in (None, scope.agent)]
+        taken = [row for part in _chunks(seen) for row in self._take(f"digest IN ({_marks(part)})", *part)]
+        ids_by_digest = {row.digest: row._replace(id=names[row.digest]) for row in taken}
+        missing = {digest: name for digest, name in names.items() if digest not in agents}
+        self._forget({scope.user_id: [*ids_by_digest.values()]}, {scope.user_id: missing})
+        return [names[digest] for digest in seen]
 
-    def delete_sessions(self, sessions: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
-        """Delete the rows of these sessions, by user; return their ids by user. See `delete_rows`."""
+    def owners(self, users: Collection[str]) -> dict[int, str]:
+        """Return those of these users who have anything, by their numbers."""
+        found: dict[int, str] = {}
+        for part in _chunks([*users]):
+            which = f"space = ? AND user_id IN ({_marks(part)})"
+            found |= self._all(f"SELECT owner, user_id FROM turnwise_item_owners WHERE {which}", self._space, *part)  # noqa: S608
+        return found
+
+    def delete_sessions(self, places: Collection[tuple[int, str]], owners: Mapping[int, str]) -> dict[str, list[str]]:
+        """Delete the rows of sessions; return their ids by user.
+
+        Args:
+            places: the numbers of the sessions' users, and the names of the sessions.
+            owners: the users, by their numbers.
+        """
         rows: dict[str, list[DeletedRow]] = {}
-        for users in _chunks([*sessions]):
-            which = f"space = ? AND user_id IN ({_marks(users)})"
-            owners = f"SELECT owner, user_id FROM turnwise_item_owners WHERE {which}"  # noqa: S608
-            users_by_owner = dict(self._all(owners, self._space, *users))
-            names = [*dict.fromkeys(name for user_id in users for name in sessions[user_id])]
-            for part in _chunks(names) if users_by_owner else ():
-                which = f"owner IN ({_marks(users_by_owner)}) AND session_id IN ({_marks(part)})"
-                select = f"SELECT owner, session_id, {_DELETED_COLUMNS} FROM turnwise_items WHERE {which} ORDER BY row"  # noqa: S608
-                for owner, session_id, *values in self._all(select, *users_by_owner, *part):
-                    if session_id in sessions[user_id := users_by_owner[owner]]:
-                        rows.setdefault(user_id, []).append(_deleted_row(values))
+        for part in _chunks([*places]):
+            numbers = dict.fromkeys(owner for owner, _ in part)  # an index has these; it has no names of sessions
+            pairs = ", ".join(["(?, ?)"] * len(part))
+            which = f"owner IN ({_marks(numbers)}) AND (owner, session_id) IN (VALUES {pairs})"
+            for row in self._take(which, *numbers, *chain(*part)):
+                rows.setdefault(owners[row.row // ROWS], []).append(row)
         self._forget(rows)
         return {user_id: list(map(_id_of, of_user)) for user_id, of_user in rows.items()}
 
@@ -269,9 +278,7 @@ class Statements:
         rows: list[DeletedRow] = []
         for batch in _chunks(numbers):
             unused, values = ("", ()) if unused_since is None else (" AND used < ?", (unused_since,))
-            which = f"row IN ({_marks(batch)}){unused}"
-            select = f"SELECT {_DELETED_COLUMNS} FROM turnwise_items WHERE {which} ORDER BY row"  # noqa: S608
-            rows += map(_deleted_row, self._all(select, *batch, *values))
+            rows += self._take(f"row IN ({_marks(batch)}){unused}", *batch, *values)
         self._forget({user_id: rows})
         return list(map(_id_of, rows))
 
@@ -285,10 +292,15 @@ class Statements:
             numbers.setdefault(user_id, []).append(row)
         return numbers
 
+    def _take(self, which: str, *values: Any) -> list[DeletedRow]:
+        """Delete the rows that match; return them, in the order of their numbers. `_forget` does what is left to do."""
+        delete = f"DELETE FROM turnwise_items WHERE {which} RETURNING {_DELETED_COLUMNS}"  # noqa: S608
+        return sorted((_deleted_row(row) for row in self._all(delete, *values)), key=lambda row: row.row)
+
     def _forget(
         self, rows: Mapping[str, Sequence[DeletedRow]], missing: Mapping[str, Mapping[bytes, str]] | None = None
     ) -> None:
-        """Delete rows of users, and record these ids as deleted, as well as `missing`, which the users do not have.
+        """Record the ids of deleted rows of users, as well as `missing`, which the users do not have.
 
         An item that a deleted row superseded becomes valid again, or is superseded by the deleted row's successor. If
         a user has no row left, the user's number and id are deleted, too.
@@ -298,12 +310,9 @@ class Statements:
         if digests := [*(row.digest for row in deleted), *(digest for names in missing.values() for digest in names)]:
             now = time.time()
             for part in _chunks(digests):
-                values = ", ".join(["(?, ?)"] * len(part))
-                insert = f"INSERT OR IGNORE INTO turnwise_items_deleted (digest, at) VALUES {values}"  # noqa: S608
-                self._cursor.execute(insert, [value for digest in part for value in (digest, now)])
+                gone = f"WITH gone (digest) AS (VALUES {', '.join(['(?)'] * len(part))})"
+                self._cursor.execute(f"{_TOMBSTONES} {gone} SELECT digest, ? FROM gone", (*part, now))  # noqa: S608
             self._cursor.execute("DELETE FROM turnwise_items_deleted WHERE at < ?", (now - TOMBSTONE_S,))
-        for part in _chunks([row.row for row in deleted]):
-            self._cursor.execute(f"DELETE FROM turnwise_items WHERE row IN ({_marks(part)})", part)  # noqa: S608
         self._drop(
             [
                 key_of(user_id, row.id, row.text)
@@ -312,39 +321,39 @@ class Statements:
                 if isinstance(row.id, str) and isinstance(row.text, str)
             ]
         )
-        for users in _chunks([*dict.fromkeys((*rows, *missing))]):
-            ends = {user_id: dict.fromkeys(missing.get(user_id, {}).values(), NO_END) for user_id in users}
-            for user_id in users:
-                named = (row for row in rows.get(user_id, ()) if isinstance(row.id, str))
-                ends[user_id] |= {row.id: (row.superseded_at, row.superseded_by) for row in named}
-            self._end_deletion(ends, {user_id for user_id in users if rows.get(user_id)})
+        changed = {of_user[0].row // ROWS: user_id for user_id, of_user in rows.items() if of_user}
+        others = self.owners([user_id for user_id in missing if not rows.get(user_id)])
+        owners = changed | others
+        for numbers in _chunks([*owners]):
+            ends = {owner: dict.fromkeys(missing.get(owners[owner], {}).values(), NO_END) for owner in numbers}
+            for owner in numbers:
+                named = (row for row in rows.get(owners[owner], ()) if isinstance(row.id, str))
+                ends[owner] |= {row.id: (row.superseded_at, row.superseded_by) for row in named}
+            self._end_deletion(ends, changed.keys() & ends.keys())
 
-    def _end_deletion(self, ends: Mapping[str, Mapping[str, Any]], changed: set[str]) -> None:
-        """Let items that deleted ones superseded take over their ends; forget users without rows.
+    def _end_deletion(self, ends: Mapping[int, Mapping[str, Any]], changed: set[int]) -> None:
+        """Forget users without rows; of all others, let items that deleted ones superseded take over their ends.
 
         Args:
-            ends: of each user, what ended each of the deleted items.
-            changed: the users who had a row that was deleted.
+            ends: by the number of each user, what ended each of the deleted items.
+            changed: the numbers of the users who had a row that was deleted.
         """
-        which = f"space = ? AND user_id IN ({_marks(ends)})"
-        owners = f"SELECT owner, user_id FROM turnwise_item_owners WHERE {which}"  # noqa: S608
-        users = dict(self._all(owners, self._space, *ends))
-        for ids in _chunks([*dict.fromkeys(name for of_user in ends.values() for name in of_user)]) if users else ():
-            which = f"superseded_by IN ({_marks(ids)}) AND owner IN ({_marks(users)})"
+        which = f"owner IN ({_marks(ends)}) AND {_WITHOUT_ROWS} RETURNING owner"
+        gone = {owner for (owner,) in self._all(f"DELETE FROM turnwise_item_owners WHERE {which}", *ends)}  # noqa: S608
+        if not (left := ends.keys() - gone):
+            return
+        changed = changed - gone
+        for ids in _chunks([*dict.fromkeys(name for owner in left for name in ends[owner])]):
+            which = f"superseded_by IN ({_marks(ids)}) AND owner IN ({_marks(left)})"
             select = f"SELECT row, owner, id, superseded_by FROM turnwise_items WHERE {which}"  # noqa: S608
-            for row, owner, name, successor in self._all(select, *ids, *users):
-                of_user = ends[user_id := users[owner]]
-                if successor in of_user:
-                    changed.add(user_id)
+            for row, owner, name, successor in self._all(select, *ids, *left):
+                if successor in ends[owner]:
+                    changed.add(owner)
                     update = "UPDATE turnwise_items SET superseded_at = ?, superseded_by = ? WHERE row = ?"
-                    self._cursor.execute(update, (*end_after_deletion(of_user, name, successor), row))
+                    self._cursor.execute(update, (*end_after_deletion(ends[owner], name, successor), row))
         if changed:
-            which = f"space = ? AND user_id IN ({_marks(changed)})"
-            bump = f"UPDATE turnwise_item_owners SET changes = changes + 1 WHERE {which}"  # noqa: S608
-            self._cursor.execute(bump, (self._space, *changed))
-        if users:
-            unused = f"DELETE FROM turnwise_item_owners WHERE owner IN ({_marks(users)}) AND {_WITHOUT_ROWS}"  # noqa: S608
-            self._cursor.execute(unused, (*users,))
+            which = f"owner IN ({_marks(changed)})"
+            self._cursor.execute(f"UPDATE turnwise_item_owners SET changes = changes + 1 WHERE {which}", (*changed,))  # noqa: S608
 
     def _was_deleted(self, digest: bytes) -> bool:
         return bool(self._all("SELECT 1 FROM turnwise_items_deleted WHERE digest = ?", digest))
@@ -419,6 +428,9 @@ class Statements:
 
 _VISIBLE = "(agent IS NULL OR agent = ?)"
 """Whether a scope sees a row. A comparison of an agent with NULL is never true."""
+
+_MISSING = object()
+"""Is no agent."""
 
 _WITHOUT_ROWS = "NOT EXISTS (SELECT 1 FROM turnwise_items WHERE turnwise_items.owner = turnwise_item_owners.owner)"
 """Whether an owner has no row."""

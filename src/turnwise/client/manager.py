@@ -80,7 +80,7 @@ from turnwise.client.shared.sending import run_body
 from turnwise.client.subscription import AsyncRemoteSubscription
 from turnwise.client.webhooks import AsyncRemoteWebhook
 from turnwise.errors import InvalidInputError, QuotaNotFoundError, shown
-from turnwise.memory.archive.expiry import Swept
+from turnwise.memory.archive.expiry import PAGE, Swept
 from turnwise.memory.conversation.ledger import LedgerField, UsageReport
 from turnwise.memory.conversation.marks import MarkedMessage
 from turnwise.memory.conversation.memory_use import MemoryUse, memory_use
@@ -100,7 +100,7 @@ from turnwise.memory.stores.search.records import SearchedRole
 from turnwise.memory.values.ids import new_id
 
 SWEEP_S = 300.0
-"""How long a sweep may take beside `timeout_s`, in seconds."""
+"""How long a request to sweep some sessions may take beside `timeout_s`, in seconds."""
 
 
 class AsyncRemoteManager:
@@ -723,17 +723,32 @@ class AsyncRemoteManager:
         options: dict[str, Any] = {"body": body, "query": {"agent": agent}, "is_repeatable": False}
         return forgotten_of(await self._ask("POST", "clear", whose=self._whose(user_id), **options))
 
-    @checked(archive=Folder | None, memory=bool)
-    async def sweep(self, archive: str | Path | None = None, *, memory: bool = False) -> Swept:
+    @checked(archive=Folder | None, memory=bool, cursor=Text | None, limit=Limit | None)
+    async def sweep(
+        self,
+        archive: str | Path | None = None,
+        *,
+        memory: bool = False,
+        cursor: str | None = None,
+        limit: int | None = None,
+    ) -> Swept:
         """Delete sessions that have expired and have no active run; return which were deleted or kept. For operators.
 
-        See `SessionManager.sweep`. Sessions are exported to no folder: run `sweep(archive)` where the store is.
+        See `SessionManager.sweep`. Each request is about some hundred sessions at most. Sessions are exported to no
+        folder: run `sweep(archive)` where the store is.
         """
         if archive is not None:
             reason = "over HTTP, sessions are swept without an archive: leave it out, or sweep where the store is"
             raise InvalidInputError("archive", shown(str(archive)), reason)
-        request = Request(method="POST", path=path_of("sweep"), body={"memory": memory}, wait_s=SWEEP_S)
-        return swept_of((await self._connection.ask(request, self._whose(None))).data)
+        swept = Swept()
+        while True:
+            most = PAGE if limit is None else min(limit, PAGE)
+            body = {"memory": memory, "cursor": cursor, "limit": most}
+            request = Request(method="POST", path=path_of("sweep"), body=body, wait_s=SWEEP_S)
+            swept += swept_of((await self._connection.ask(request, self._whose(None))).data)
+            cursor, limit = swept.cursor, None if limit is None else limit - most
+            if cursor is None or limit == 0:
+                return swept
 
     async def hosts(self) -> Sequence[HostInfo]:
         """Return the processes that host sessions of the service's store, on all nodes of its cluster. For operators.

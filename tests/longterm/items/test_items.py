@@ -11,10 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from memories.item_verbs import count, purge, sweep
-from stored.open_stores import run_with
+from stored.open_stores import closing as closing_async, run_with
 from turnwise.errors import ConfigError, CorruptRecordError, SchemaVersionError, StoreError, StoreURLError
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
@@ -248,3 +249,33 @@ def test_the_name_of_a_space_is_checked(tmp_path: Path) -> None:
     for space in ("", "a b", "ä", "x" * 65):
         with pytest.raises(ConfigError, match="space="):
             SQLItems(f"sqlite:///{tmp_path}/facts.db", space=space)
+
+
+async def test_postgresql_deletes_any_number_of_sessions_by_the_same_statements(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So neither the driver nor the server reads a statement again; and it knows what it looks for."""
+    said = list[str]()
+    execute = psycopg.Cursor.execute
+
+    def noted(cursor: Any, statement: Any, *args: Any, **options: Any) -> Any:
+        said.append(str(statement))
+        return execute(cursor, statement, *args, **options)
+
+    monkeypatch.setattr(psycopg.Cursor, "execute", noted)
+    async with closing_async(SQLItems(database)) as facts:
+        statements = []
+        for users in (range(2), range(2, 152)):
+            for number in users:
+                for name in ("goes \ufdd0", "stays"):
+                    about = Source(session_id=name)
+                    await facts.put(Scope(user_id=f"u{number}"), [MemoryItem(id=name, text=name, source=about)])
+            said.clear()
+            deleted = await facts.delete_sessions({f"u{number}": ["goes \ufdd0"] for number in users})
+            assert deleted == {f"u{number}": ["goes \ufdd0"] for number in users}
+            statements.append([text for text in said if "turnwise_item" in text])
+        assert statements[0] == statements[1] and 5 < len(statements[0]) < 9
+        assert {stored.item.id for stored in await facts.scan()} == {"stays"} and await facts.count() == 152
+        said.clear()
+        assert await facts.delete_sessions({f"unknown {number}": ["s"] for number in range(100)}) == {}
+        assert len([text for text in said if "turnwise_item" in text or "lock" in text]) == 1, "nobody has anything"

@@ -17,7 +17,7 @@ import pytest
 from memories.item_verbs import count, purge, sweep, touch
 from scale import share
 from servers.redis_server import Line, RedisServer
-from stored.open_stores import run_with
+from stored.open_stores import closing, run_with
 from turnwise.errors import (
     ConfigError,
     CorruptRecordError,
@@ -27,7 +27,7 @@ from turnwise.errors import (
 )
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.longterm.base import MemoryItem, Scope, Source
-from turnwise.memory.longterm.items import conformance as contract
+from turnwise.memory.longterm.items import conformance as contract, redis as redis_items
 from turnwise.memory.longterm.items.base import ItemFilter, ItemStore, all_items
 from turnwise.memory.longterm.items.changes import supersede, update
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
@@ -633,3 +633,25 @@ def test_a_missing_client_is_an_error_that_says_what_to_install(monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "redis.asyncio", None)
     with pytest.raises(StoreURLError, match=r"pip install 'turnwise\[redis\]'"):
         open_items("redis://h")
+
+
+@pytest.mark.parametrize(("most", "scripts"), [(1000, 1), (4, 3)])
+async def test_a_script_deletes_the_sessions_of_many_users_but_reads_not_too_many_items(
+    redis_url: str, most: int, scripts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_items, "_READ", most)
+    async with closing(RedisItems(redis_url)) as facts:
+        for number in range(5):
+            await facts.put(Scope(user_id=f"u{number}"), items(2, source=Source(session_id="s")))
+        ran = list[str]()
+        run = facts._run  # noqa: SLF001 - which sends each script
+
+        async def noted(name: str, *args: Any, **options: Any) -> Any:
+            ran.append(name)
+            return await run(name, *args, **options)
+
+        monkeypatch.setattr(facts, "_run", noted)
+        names = [f"u{number}" for number in range(5)]
+        assert await facts.delete_sessions({name: ["s", "t"] for name in names}) == {name: ["0", "1"] for name in names}
+        assert ran == ["purge_sessions"] * scripts
+        assert [await count(facts, Scope(user_id=name)) for name in names] == [0] * 5

@@ -313,7 +313,7 @@ def swept_of(data: Json) -> Swept:
     """Return what became of expired sessions."""
     groups = {name: _keys(data[name]) for name in ("deleted", "busy", "used")}
     failed = {SessionKey(part["session_id"], part["user_id"]): part["why"] for part in data["failed"]}
-    return Swept(failed=failed, **groups)
+    return Swept(failed=failed, cursor=data["cursor"], **groups)
 
 
 def _keys(data: Iterable[Json]) -> tuple[SessionKey, ...]:

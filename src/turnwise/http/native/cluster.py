@@ -12,7 +12,7 @@ from turnwise.http.native.models import Body, Shown, example
 from turnwise.http.problems import documented
 from turnwise.http.repeats import RepeatableRoute
 from turnwise.http.service import RequestCaller, check_operator
-from turnwise.memory.archive.expiry import Swept
+from turnwise.memory.archive.expiry import PAGE, Swept
 from turnwise.memory.conversation.sessions import SessionKey
 
 router = APIRouter(
@@ -105,6 +105,10 @@ class Sweep(Body):
 
     memory: bool = False
     """Whether memories also forget what they keep of each deleted session."""
+    cursor: str | None = None
+    """The cursor of the answer before; null at first."""
+    limit: Annotated[int, Field(ge=1, le=PAGE)] = PAGE
+    """How many sessions to sweep at most."""
 
 
 class FailedSession(NamedSession):
@@ -122,6 +126,8 @@ class SweptShown(Shown):
     used: list[NamedSession]
     """Kept, because they were used meanwhile."""
     failed: list[FailedSession]
+    cursor: str | None
+    """Where to go on; null after the last session."""
 
     @classmethod
     def of(cls, swept: Swept) -> Self:
@@ -129,7 +135,8 @@ class SweptShown(Shown):
             return list(map(NamedSession.model_validate, keys))
 
         failed = [FailedSession(**key._asdict(), why=why) for key, why in swept.failed.items()]
-        return cls(deleted=named(swept.deleted), busy=named(swept.busy), used=named(swept.used), failed=failed)
+        groups = {name: named(getattr(swept, name)) for name in ("deleted", "busy", "used")}
+        return cls(failed=failed, cursor=swept.cursor, **groups)
 
 
 @router.get("/hosts", summary="The processes that host sessions")
@@ -148,6 +155,6 @@ async def drain_node(body: Drain, caller: RequestCaller) -> Drained:
 
 @router.post("/sweep", summary="Delete sessions that have expired")
 async def sweep_sessions(body: Sweep, caller: RequestCaller) -> SweptShown:
-    """For operators. Nothing is exported before. May be repeated."""
+    """For operators. Exports nothing before. Repeat it with the `cursor` of the answer until that is null."""
     check_operator(caller, "sweep sessions")
-    return SweptShown.of(await caller.manager.sweep(memory=body.memory))
+    return SweptShown.of(await caller.manager.sweep(memory=body.memory, cursor=body.cursor, limit=body.limit))

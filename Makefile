@@ -234,6 +234,10 @@ test-floors: $(FLOORS)/ready ## run the tests that meet each dependency with the
 	    tests/longterm/test_vector_memory.py tests/http/test_config.py tests/http/test_app.py tests/telemetry tests/cli/test_list_commands.py \
 	    tests/cli/test_mcp_command.py tests/adapters
 
+.PHONY: test-image
+test-image: ## build the image of deploy/, by buildah or docker, and run in it what pods run; from another base: make test-image BASE=image
+	sh tests/deploy/try_image.sh $(if $(BASE),--build-arg BASE=$(BASE)) $(ARGS)
+
 .PHONY: quirks
 quirks: $(TESTING) ## list what servers send, and what came of each
 	PYTHONPATH=tests/support $(BIN)/python tests/inference/openai/test_quirks.py

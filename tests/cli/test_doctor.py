@@ -183,12 +183,17 @@ def test_what_a_process_finds_is_judged(
     assert facts or not {"versions", "imports"} & set(findings), "what is as it should be there is not worth a line"
 
 
-def test_packages_that_are_compiled_by_each_process_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "openai.py").write_text("")
+@pytest.mark.parametrize(
+    "name", ["openai", "asyncio"]
+)  # the latter is Python's: the official images have none of its bytecode
+def test_packages_that_are_compiled_by_each_process_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / f"{name}.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "openai", raising=False)
+    monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    assert "openai" in environment.facts("file://", ()).uncompiled
+    assert name in environment.facts("file://", ()).uncompiled
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     assert environment.facts("file://", ()).uncompiled == ()
 

@@ -1,4 +1,4 @@
-"""The steps of deploy/Dockerfile. No image is built: the tests have no engine for that, and no registry."""
+"""The steps of deploy/Dockerfile, one by one. `make test-image` builds the image, which takes an engine and a base."""
 
 from __future__ import annotations
 
@@ -84,3 +84,40 @@ def test_nothing_in_the_image_runs_as_root() -> None:
     stage = STEPS[max(at for at, (name, _) in enumerate(STEPS) if name == "FROM") :]
     assert ("USER", "1000:1000") in stage
     assert not [step for step in stage[stage.index(("USER", "1000:1000")) :] if step[0] in ("RUN", "COPY")]
+
+
+def test_the_build_names_no_image_but_its_base() -> None:
+    assert [words.split()[0] for name, words in STEPS if name == "FROM"] == ["${BASE}", "${BASE}"]
+    assert not re.search(r"(?m)^# *syntax *=", DOCKERFILE), "an engine would fetch that image from its registry"
+
+
+def test_the_standard_library_is_compiled_for_a_user_who_may_not_write_there() -> None:
+    stage = STEPS[max(at for at, (name, _) in enumerate(STEPS) if name == "FROM") :]
+    compiled = [
+        at for at, (name, words) in enumerate(stage) if name == "RUN" and words.startswith("python -m compileall")
+    ]
+    assert compiled and compiled[0] < stage.index(("USER", "1000:1000"))
+
+
+@pytest.mark.parametrize(
+    ("engines", "called"),
+    [
+        (("buildah", "docker"), ["buildah build --isolation chroot", "buildah from", "buildah run", "buildah rm"]),
+        (("docker",), ["docker build", "docker run"]),
+    ],
+)
+def test_the_image_is_tried_with_the_engine_that_is_there(
+    tmp_path: Path, engines: tuple[str, ...], called: list[str]
+) -> None:
+    log = tmp_path / "log"
+    for name in engines:
+        (tmp_path / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {log}\n')
+        (tmp_path / name).chmod(0o755)
+    for name in ("make", "sh"):
+        (tmp_path / name).symlink_to(shutil.which(name) or "")
+    command = [str(tmp_path / "make"), "--no-print-directory", "test-image", "BASE=mine", "ARGS=--no-cache"]
+    ran = subprocess.run(command, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    lines = log.read_text(encoding="utf-8").splitlines()
+    assert [line.startswith(start) for line, start in zip(lines, called, strict=True)] == [True] * len(called), lines
+    assert "--build-arg BASE=mine --no-cache ." in lines[0]

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -239,3 +241,24 @@ def test_a_file_is_made_checked_and_printed(tmp_path: Path) -> None:
 def test_a_store_in_redis_needs_no_tables(redis_url: str) -> None:
     ran = turnwise("migrate", redis_url, "--check")
     assert ran.exit_code == 0 and "up to date" in ran.stdout
+
+
+WITHOUT_FRAMEWORKS = """
+from importlib.metadata import PackageNotFoundError
+from turnwise.adapters import version_checks
+from turnwise.cli import app
+
+def version(package):
+    raise PackageNotFoundError(package)
+
+version_checks.version = version
+app()
+"""
+
+
+def test_tables_of_a_framework_that_is_not_installed_are_left_out(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_FRAMEWORKS, "migrate", f"sqlite:///{tmp_path}/chats.db"]
+    ran = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0 and [table["tables"] for table in json.loads(ran.stdout)] == ["sessions"], ran.stderr
+    refused = subprocess.run([*command, "--tables", "checkpoints"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 1 and "its package is not installed" in refused.stderr

@@ -143,7 +143,7 @@ def _open(kind: Kind, path: str, url: str) -> SQLDatabase | None:
     module, _, name = path.partition(":")
     try:
         make = getattr(importlib.import_module(module), name)
-    except ImportError:
+    except (ImportError, ConfigError):  # adapters raise the latter where their framework is not installed
         return None
     if kind is Kind.VECTORS:
         if not url.startswith("postgresql"):

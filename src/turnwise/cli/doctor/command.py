@@ -337,7 +337,7 @@ def _environment(facts: Facts, where: str) -> Iterator[Finding]:
         )
     if facts.uncompiled:
         reason = f"{where}: each process compiles these again: {', '.join(facts.uncompiled)}; so it starts slowly"
-        do = "run `python -m compileall` on site-packages once, or unset PYTHONDONTWRITEBYTECODE where `ray start` runs"
+        do = "run `python -m compileall` on their folders once, or unset PYTHONDONTWRITEBYTECODE where `ray start` runs"
         yield Finding("imports", "warn", reason, do)
     for folder, free in facts.free_bytes.items():
         state: State = "fail" if free < TOO_LITTLE else "warn" if free < LITTLE else "ok"

@@ -26,8 +26,8 @@ _VOCABULARY = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.t
 
 _REFUSED = (401, 403)
 
-_IMPORTED = ("ray", "openai", "pydantic", "sqlalchemy", "turnwise")
-"""Packages that take long to import, and are imported by each process of a session."""
+_IMPORTED = ("asyncio", "ray", "openai", "pydantic", "sqlalchemy", "turnwise")
+"""Packages that take long to import, and are imported by each process of a session, of the standard library too."""
 
 
 @dataclass(frozen=True, kw_only=True)

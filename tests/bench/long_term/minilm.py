@@ -25,7 +25,7 @@ Floats = NDArray[np.float32]
 MOST_TOKENS = 256
 LAYERS, HEADS = 6, 12
 BATCH = 2
-"""How many texts are embedded at once. What few take stays in the processor's cache: 32 took three times as long each."""
+"""How many texts are embedded at once. 32 took three times as long each: few stay in the processor's cache."""
 
 
 def installed() -> MiniLM | None:

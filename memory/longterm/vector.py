@@ -561,10 +561,8 @@ class VectorMemory:
                 count = len(_texts(request))
                 rows, vectors = vectors[:count], vectors[count:]
             most, per_category = max(request.limit, 0) + len(profile), request.per_category
-            if _needs_prominences(request):
-                near = spread_out(user_index.near(rows, self._unrelated), match.query)
-            else:
-                near = user_index.near(rows)
+            near = user_index.near(rows, self._unrelated if _needs_prominences(request) else None)
+            near = spread_out(near, request.query, is_reminder=request.is_reminder)
             rank = user_index.remind if request.is_reminder else user_index.rank
             ranked = rank(match, limit=most, near=near, per_category=per_category)
             best = within_limits(profile, ranked, request.limit, per_category=request.per_category)
@@ -579,12 +577,12 @@ class VectorMemory:
 
 def _texts(request: Recall) -> Sequence[str]:
     """Return the texts of a request that are compared by vectors; see `vector_texts`."""
-    return vector_texts(request.query, is_reminder=request.is_reminder) if request.query else []
+    return vector_texts(request.query, is_reminder=request.is_reminder).texts if request.query else ()
 
 
 def _needs_prominences(request: Recall) -> bool:
     """Return whether the sentences of a request are compared with unrelated texts."""
-    return request.is_reminder or len(_texts(request)) > 1
+    return request.is_reminder or vector_texts(request.query, is_reminder=False).own > 1
 
 
 def _url(path: str | Path) -> str:

@@ -94,11 +94,11 @@ _DENSE = (
 
 # Languages: that of a text in Latin letters by its commonest words, else by its script
 
-ENGLISH = "english"
+ENGLISH, GERMAN = "english", "german"
 
 _COMMON = {
     ENGLISH: "the of and to in is you that it he was for on are with as his they at be this have from i what we my do",
-    "german": "der die das und ist nicht ich ein eine zu den mit von auf fur wie wo sie er es wir auch mein meine hat",
+    GERMAN: "der die das und ist nicht ich ein eine zu den mit von auf fur wie wo sie er es wir auch mein meine hat",
     "french": "le la les des et est que je un une pour dans pas qui sur du au mon ma mes vous nous avec elle il ou",
     "spanish": "el la los las de y que es en un una por con no para mi su se lo como donde cuando yo te al del",
     "italian": "il lo la gli di e che un una per con non sono mi si come dove quando ho mio mia del della ci",

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from turnwise.memory.longterm.recall.query import parse, vector_texts
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from turnwise.memory.longterm.recall.query import Query
 
     Numbers = NDArray[np.float64]
     Vectors = NDArray[np.float32]
@@ -26,7 +26,7 @@ class Similarities:
     similarities: Numbers
     """Of each text, a row: the similarity of each passage, from -1 to 1; NaN for a passage without a vector.
 
-    A query of several sentences comes before its sentences.
+    A query of several sentences comes before its sentences. Texts without names come last, see `VectorTexts`.
     """
     prominences: Numbers | None = None
     """See `prominences_of`; None if they are not needed."""
@@ -34,22 +34,28 @@ class Similarities:
     """See `common_of`."""
 
 
-def spread_out(near: Similarities | None, query: Query) -> Similarities | None:
-    """Return the similarities of all parts of a query, given those of the texts that have vectors.
+def spread_out(near: Similarities | None, text: str, *, is_reminder: bool) -> Similarities | None:
+    """Return the similarities of a query and all of its parts, given those of its `vector_texts`.
 
-    See `vector_texts`.
+    A text with names is as similar as it is on the mean with them and without: a name is similar to all that is said by
+    and to its bearer, and words count it already.
     """
     import numpy as np
 
-    if near is None or near.prominences is None:
+    if near is None:
         return None
+    query, (_, own, with_names) = parse(text), vector_texts(text, is_reminder=is_reminder)
+    of_texts = near.similarities[:own].copy()
+    of_texts[list(with_names)] = (of_texts[list(with_names)] + near.similarities[own:]) / 2
+    if near.prominences is None:
+        return Similarities(of_texts, None, near.common)
     with_vectors, count = query.told_apart(), len(query.parts)
-    before = len(near.similarities) - len(with_vectors)
-    similarities = np.full((before + count, near.similarities.shape[1]), np.nan)
-    prominences = np.full((count, near.similarities.shape[1]), -np.inf)
-    similarities[:before] = near.similarities[:before]
-    similarities[[before + part for part in with_vectors]] = near.similarities[before:]
-    prominences[with_vectors] = near.prominences[before:]
+    before = own - len(with_vectors)
+    similarities = np.full((before + count, of_texts.shape[1]), np.nan)
+    prominences = np.full((count, of_texts.shape[1]), -np.inf)
+    similarities[:before] = of_texts[:before]
+    similarities[[before + part for part in with_vectors]] = of_texts[before:]
+    prominences[with_vectors] = near.prominences[before:own]
     return Similarities(similarities, prominences, near.common)
 
 

@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
-from turnwise.memory.longterm.recall.analyzer import language_of, stems_of, words
+from turnwise.memory.longterm.recall.analyzer import GERMAN, language_of, stems_of, words
 from turnwise.memory.longterm.recall.word_frequency import log_frequency
 
 MAX_CHARS = 8_000
@@ -50,6 +51,7 @@ class Query:
     """The text of each part, for its vector."""
     words: tuple[str, ...]
     """All of its words, in order."""
+    language: str
 
     def told_apart(self) -> list[int]:
         """Return the parts that get a vector each: up to `MAX_VECTORS`, those whose words say the most, in order."""
@@ -58,7 +60,18 @@ class Query:
         return sorted(best)
 
 
-def vector_texts(text: str, *, is_reminder: bool) -> list[str]:
+class VectorTexts(NamedTuple):
+    """The texts whose vectors a query needs."""
+
+    texts: tuple[str, ...]
+    """The query and its sentences, then those of them that have names, without the names."""
+    own: int
+    """How many are the query and its sentences."""
+    with_names: tuple[int, ...]
+    """The places of those that have names."""
+
+
+def vector_texts(text: str, *, is_reminder: bool) -> VectorTexts:
     """Return the texts whose vectors a query needs: its own, and its sentences if it has several.
 
     Args:
@@ -66,7 +79,24 @@ def vector_texts(text: str, *, is_reminder: bool) -> list[str]:
     """
     query = parse(text)
     sentences = [query.texts[part] for part in query.told_apart()]
-    return sentences if is_reminder else [text, *(sentences if len(sentences) > 1 else ())]
+    texts = sentences if is_reminder else [text, *(sentences if len(sentences) > 1 else ())]
+    nameless = {} if query.language == GERMAN else {place: without_names(part) for place, part in enumerate(texts)}
+    with_names = tuple(place for place, part in nameless.items() if part)
+    return VectorTexts((*texts, *(nameless[place] for place in with_names)), len(texts), with_names)
+
+
+def without_names(text: str) -> str:
+    """Return a text without its words with a capital letter that begin no sentence; empty if it has none.
+
+    Also empty if more than half of the words are such, as in a title.
+    """
+    text_words = text.split()
+    kept = [
+        word
+        for before, word in zip([".", *text_words], text_words, strict=False)
+        if not word[:1].isupper() or not word[1:2].islower() or before.endswith(_ENDS)
+    ]
+    return " ".join(kept) if len(text_words) > len(kept) >= len(text_words) / 2 else ""
 
 
 def parse(text: str) -> Query:
@@ -93,7 +123,7 @@ def _parse(text: str) -> Query:
     for window_text, window in windows:
         if part := tuple(dict.fromkeys(places[word] for word in window if word in places)):
             texts_by_part.setdefault(part, window_text)
-    return Query(tuple(rarest), tuple(texts_by_part), tuple(texts_by_part.values()), tuple(query_words))
+    return Query(tuple(rarest), tuple(texts_by_part), tuple(texts_by_part.values()), tuple(query_words), language)
 
 
 @lru_cache(maxsize=100_000)
@@ -156,6 +186,8 @@ def _windows(sentence: str, sentence_words: Sequence[str]) -> list[tuple[str, Se
 
 _SENTENCE_END = re.compile(r"(?<=[.!?\u2026:;])\s+|[\u3002\uff01\uff1f\uff1a\uff1b]|\n+")
 """Also a colon: what stands before one often says only why somebody asks."""
+
+_ENDS = (".", "!", "?", "\u2026", ":", ";")
 
 _TELLING = -8.5
 """A word that is less frequent in general says what a text is about."""

@@ -19,7 +19,7 @@ from turnwise.memory.longterm.recall.prominence import (
     prominences_of,
     spread_out,
 )
-from turnwise.memory.longterm.recall.query import parse, vector_texts
+from turnwise.memory.longterm.recall.query import vector_texts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,13 +64,12 @@ class Similarity:
         Raises:
             StoreError: the embedding function failed, took too long, or its vectors differ in dimension.
         """
-        parsed = parse(query)
-        queries = vector_texts(query, is_reminder=is_reminder)
+        queries, own, _ = vector_texts(query, is_reminder=is_reminder)
         if not texts or not queries:
             return None
         given_up = threading.Event()
         texts = [text[:MOST_CHARS] for text in texts]
-        needs_prominences = is_reminder or len(queries) > 1
+        needs_prominences = is_reminder or own > 1
         work = self._threads.submit(self._near, queries, texts, given_up.is_set, needs_prominences)
         try:
             near = work.result(self._limit_s)
@@ -78,7 +77,7 @@ class Similarity:
             work.cancel()
             given_up.set()
             raise StoreError(f"the embedding function has not answered within {self._limit_s:g} s") from error
-        return spread_out(near, parsed) if needs_prominences else near
+        return spread_out(near, query, is_reminder=is_reminder)
 
     def close(self) -> None:
         """Start no further calls; do not wait for running ones."""

@@ -24,7 +24,8 @@ Floats = NDArray[np.float32]
 
 MOST_TOKENS = 256
 LAYERS, HEADS = 6, 12
-BATCH = 32
+BATCH = 2
+"""How many texts are embedded at once. 32 took three times as long each: few stay in the processor's cache."""
 
 
 def installed() -> MiniLM | None:

@@ -66,7 +66,7 @@ from turnwise.memory.longterm.index.vector_index import EmbeddingFunction, Vecto
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
 from turnwise.memory.longterm.items.sql import SQLItems
 from turnwise.memory.longterm.recall.prominence import UNRELATED
-from turnwise.memory.longterm.recall.query import parse
+from turnwise.memory.longterm.recall.query import vector_texts
 from turnwise.memory.longterm.recall.quoting import quote
 from turnwise.memory.longterm.vector import VectorMemory
 from turnwise.testing.embedding import HashEmbedding
@@ -246,8 +246,13 @@ async def print_facts(minilm: OnceEmbedded | None, report: Report) -> None:
 
     if minilm is not None:  # some memories wait a second only
         questions = [question.text for half in HALVES for question in fact_set.questions(half)]
-        parts = [part for question in questions for part in parse(question).texts]
-        minilm([*UNRELATED, *questions, *parts, *(item.text for _, item in fact_set.facts())])
+        parts = [
+            part
+            for question in questions
+            for is_reminder in (False, True)
+            for part in vector_texts(question, is_reminder=is_reminder).texts
+        ]
+        minilm([*UNRELATED, *parts, *(item.text for _, item in fact_set.facts())])
     asked_count = sum(len(fact_set.questions(half)) for half in HALVES)
     report.sizes["facts"] = f"{len(fact_set.facts())} facts of 6 users with look-alikes, {asked_count} questions"
     print("\nFacts with look-alikes")

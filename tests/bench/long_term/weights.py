@@ -124,7 +124,9 @@ def trials_of(conversation: Conversation, embedding: EmbeddingFunction | None) -
             unrelated = vectors.embed(UNRELATED)
             near, near_parts = (
                 spread_out(
-                    user_index.near(vectors.embed(vector_texts(text, is_reminder=is_reminder)), unrelated), query
+                    user_index.near(vectors.embed(vector_texts(text, is_reminder=is_reminder).texts), unrelated),
+                    text,
+                    is_reminder=is_reminder,
                 )
                 for is_reminder in (False, True)
             )

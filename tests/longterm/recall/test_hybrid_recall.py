@@ -62,6 +62,22 @@ class OfOneSentence:
         return [[0.0] * 63 + [2.0] if ". " in text else Meaning()([text])[0] for text in input]
 
 
+class OfNames:
+    """An embedding function by which a text that names Carol is near to her greeting, and all about jam to "Barley"."""
+
+    @staticmethod
+    def name() -> str:
+        return "of-names"
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+    def __call__(self, input: Sequence[str]) -> list[Any]:
+        return [
+            [0.8 * ("Carol" in text or "Hi" in text), 0.6 * ("jam" in text or "Barley" in text), 0.1] for text in input
+        ]
+
+
 class Chooser:
     """A model with scripted answers that records the requests."""
 
@@ -108,6 +124,18 @@ async def test_each_sentence_of_a_query_has_a_vector(tmp_path: Path) -> None:
     for memory in (LexicalMemory(InMemoryItems(), embedding=OfOneSentence(), query_s=60), with_index):
         await memory.remember(ANN, items())
         assert await recalled_texts(memory, "The guests arrive. What suits the dinner?") == [FACTS[0]]
+    await with_index.close()
+
+
+@pytest.mark.parametrize("query", ["Which jam has Carol?", "It rains. Which jam has Carol? Any plum?"])
+async def test_what_is_near_to_a_name_does_not_come_before_what_is_near_to_the_question(
+    query: str, tmp_path: Path
+) -> None:
+    index = VectorIndex(ChromaInMemory(), OfNames(), name="names")
+    with_index = VectorMemory(SQLItems(f"sqlite:///{tmp_path}/memory.db"), index, embed_s=60, query_s=60)
+    for memory in (LexicalMemory(InMemoryItems(), embedding=OfNames(), query_s=60), with_index):
+        await memory.remember(ANN, items(["Hi there", "Barley stew", "Snow"]))
+        assert (await recalled_texts(memory, query))[:2] == ["Barley stew", "Hi there"]
     await with_index.close()
 
 

@@ -20,7 +20,7 @@ from turnwise.memory.longterm.recall.analyzer import stem
 from turnwise.memory.longterm.recall.irregular_forms import BASES
 from turnwise.memory.longterm.recall.passages import LONG, SIZE, passages_of, shown
 from turnwise.memory.longterm.recall.prominence import Similarities, level_of, prominences_of
-from turnwise.memory.longterm.recall.query import MAX_PARTS, MAX_TERMS, parse, question_of
+from turnwise.memory.longterm.recall.query import MAX_PARTS, MAX_TERMS, parse, question_of, vector_texts, without_names
 from turnwise.memory.longterm.recall.ranking import FACTS, Weights
 from turnwise.memory.longterm.recall.user_index import find, index_of
 from turnwise.memory.longterm.recall.word_frequency import COMMON, RARE, log_frequency
@@ -324,6 +324,28 @@ def test_a_follow_up_includes_the_prompt_that_it_refers_to(prompt: str, before: 
     assert query.startswith(prompt) and (query != prompt) == is_included
     if is_included:
         assert any(word in query.split("\n")[1] for word in ("ann", "greyhound", "lisbon"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("When did Kate visit Art Basel?", "When did visit"),
+        ("What are Kate's hobbies? Does Ann ski?", "What are hobbies? Does ski?"),
+        ("And was Željko there with him and Анна too?", "And was there with him and too?"),
+        ("Which API do I use?", ""),
+        ("Kate skis. Does she?", ""),
+        ("When Did Kate Visit Art Basel?", ""),
+        ("", ""),
+    ],
+)
+def test_a_text_without_names_lacks_words_with_a_capital_within_a_sentence(text: str, expected: str) -> None:
+    assert without_names(text) == expected
+
+
+def test_no_noun_of_german_is_taken_for_a_name() -> None:
+    text = "Wann hat sie den Kuchen für das Fest mit der Schule gebacken?"
+    assert vector_texts(text, is_reminder=False).texts == (text,)
+    assert len(vector_texts("When did she bake for the feast with Kate?", is_reminder=False).texts) == 2
 
 
 @given(st.text(max_size=300))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 from turnwise.actors.inference.attempt import checked, leave_behind
-from turnwise.actors.inference.engine import Closable, EngineBuilder, NewEvent, SessionView
+from turnwise.actors.inference.engine import ASIDE, Closable, EngineBuilder, NewEvent, SessionView
 from turnwise.errors import EngineError, SummaryRefusedError
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import Block, Text
@@ -72,7 +72,7 @@ class CompletionContext:
 
     def __init__(self, session: SessionView, bill: Bill) -> None:
         self.session = session
-        self.run_id = "aside"
+        self.run_id = ASIDE
         self.prefix_key = ""
         self.labels: Mapping[str, str] = {}
         self.model: str | None = None

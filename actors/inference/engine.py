@@ -44,6 +44,13 @@ class SessionView:
     """The member who has started the run; None for the session's user."""
 
 
+ASIDE = "aside"
+"""The run id in the context of a question that is no turn, such as for a title, a summary or facts.
+
+Its request has a system prompt of its own, which an engine must not replace by that of its conversations.
+"""
+
+
 class RunContext(Protocol):
     """One run, as its engine sees it. After the run's end the methods change nothing, so a late engine is harmless."""
 
@@ -53,7 +60,7 @@ class RunContext(Protocol):
 
     @property
     def run_id(self) -> str:
-        """The run's id."""
+        """The run's id; `ASIDE` in a question of turnwise's own."""
 
     @property
     def prefix_key(self) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
-from turnwise.actors.inference.engine import InferenceRunner, StepContext
+from turnwise.actors.inference.engine import ASIDE, InferenceRunner, StepContext
 from turnwise.memory.conversation.blocks import AnyBlock, Block, System, ToolResult, ToolUse
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.turns import Turn
@@ -63,7 +63,10 @@ def wrap(runner: InferenceRunner, middleware: Sequence[Middleware]) -> Inference
 
 @dataclass(frozen=True)
 class SystemPrompt:
-    """Puts one system prompt at the beginning of the request. Idempotent."""
+    """Puts one system prompt at the beginning of the request. Idempotent.
+
+    Questions of turnwise's own, such as for a title, a summary or facts, keep their own.
+    """
 
     text: str
     if_present: Literal["replace", "keep"] = "replace"
@@ -73,6 +76,8 @@ class SystemPrompt:
 
     async def run(self, turn: Turn, context: StepContext, runner: InferenceRunner) -> Sequence[AnyBlock]:
         """See `Middleware`."""
+        if context.run_id == ASIDE:
+            return await runner.run(turn, context)
         present = [block for block in turn.blocks if isinstance(block, System)]
         prompt = present[-1] if present and self.if_present == "keep" else System(text=self.text)
         rest = [block for block in turn.blocks if not isinstance(block, System)]

@@ -19,12 +19,13 @@ from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.in_process.runtime import SharedStore, share_store, unshare_store
 from turnwise.actors.inference.echo import EchoEngine
+from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.session.config import SessionConfig
 from turnwise.errors import StoreError
 from turnwise.memory.archive.expiry import Swept
-from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
-from turnwise.memory.stores.base import Commit, Page
+from turnwise.memory.conversation.turns import Turn
+from turnwise.memory.stores.base import Page
 from turnwise.memory.stores.in_memory import InMemoryStore
 
 URL = "memory://scheduled-sweeps"
@@ -255,12 +256,19 @@ async def test_sessions_that_no_process_has_loaded_share_a_transaction(store: Wa
 async def test_a_sweep_with_a_limit_says_where_the_next_one_goes_on(store: Watched, monkeypatch: Any) -> None:
     """Behind sessions that stay, too."""
     monkeypatch.setattr(expiry, "PAGE", 2)
-    await expire(store, "a", "b", "c", "d", "e")
-    busy = await store.get(SessionKey("a"))
-    run = RunRecord(run_id="r", session_id="a", turn_index=0, state="queued", first_seq=1, created_at=1.0)
-    await store.commit(busy.key, busy.epoch, Commit(session=busy.committed(), new_run=run))
-    async with AsyncSessionManager(URL, **settings()) as manager:
+
+    async def waits(_: Turn) -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    async with AsyncSessionManager(URL, **settings() | {"engine": FunctionEngine(waits)}) as manager:
+        busy = await manager.open("a", ttl_s=10.0)
+        run = await busy.run("hello")
+        await expire(store, "b", "c", "d", "e")
+        store.time += 20.0
         first = await manager.sweep(limit=3)
-        assert [key.session_id for key in first.deleted] == ["b", "c"] and first.busy == (busy.key,) and first.cursor
+        assert [key.session_id for key in first.deleted] == ["b", "c"] and first.cursor
+        assert [key.session_id for key in first.busy] == ["a"]
         rest = await manager.sweep(cursor=first.cursor, limit=3)
         assert [key.session_id for key in rest.deleted] == ["d", "e"] and rest.cursor is None
+        await run.cancel()

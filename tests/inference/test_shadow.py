@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -136,10 +137,11 @@ async def test_a_sink_that_fails_changes_no_run() -> None:
 
 async def test_beyond_the_bound_candidates_are_dropped_and_counted() -> None:
     records: list[Any] = []
-    release = asyncio.Event()
+    release = threading.Event()  # sessions have an event loop of their own
 
     async def waits(_turn: Any) -> str:
-        await release.wait()
+        while not release.is_set():
+            await asyncio.sleep(0.01)
         return "late"
 
     engine = Shadow(EchoEngine(), FunctionEngine(waits), share=1, sink=records.append, at_once=2)

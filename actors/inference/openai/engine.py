@@ -89,7 +89,9 @@ class OpenAIEngine:
     provider: str | None = None
     """The server's profile, if the host of `base_url` does not identify it: one of `PROFILES`, such as "vllm"."""
     system: str | None = None
-    """A system prompt that replaces the conversation's own in every request; never stored."""
+    """A system prompt that replaces the conversation's own in every request; never stored.
+
+    Questions of turnwise's own, such as for a title, a summary or facts, keep theirs."""
     base_url: str | None = None
     """The API's URL; if omitted, OPENAI_BASE_URL, else OpenAI's own. Its query is sent with each request."""
     azure: AzureOpenAI | None = None

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from turnwise.actors.inference.engine import RunContext
+from turnwise.actors.inference.engine import ASIDE, RunContext
 from turnwise.actors.inference.observing import NO_OPERATION, Operation, part
 from turnwise.actors.inference.openai.fields import BrokenOffError
 from turnwise.actors.inference.openai.request import RequestSettings
@@ -235,7 +235,7 @@ class OpenAIRunner:
         conversation = as_said(self._api.rules.spare(turn.blocks, keep=turn.asked))
         if context.instructions and not (turn.asked or turn.output):
             conversation = before_answer(conversation)
-        if self._settings.system is not None:
+        if self._settings.system is not None and context.run_id != ASIDE:
             conversation.append(System(text=self._settings.system))
         if context.instructions:
             own = system_of(conversation)

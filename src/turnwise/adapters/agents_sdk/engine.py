@@ -13,8 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import openai
 from pydantic import PlainValidator
 
-from turnwise.actors.inference.completion import CompletionContext
-from turnwise.actors.inference.engine import RequestFrame, RunContext, SessionView, StepContext, Suspend
+from turnwise.actors.inference.engine import ASIDE, RequestFrame, RunContext, SessionView, StepContext, Suspend
 from turnwise.actors.inference.openai.runner import TOO_LONG_MESSAGE
 from turnwise.actors.inference.shortening import BeginAgain, answer_shortened
 from turnwise.actors.inference.tools.loop import send_back
@@ -295,7 +294,7 @@ class AgentRunner:
         stays = self._settings.after_handoff == "stay"
         spoken = turn.blocks[: len(turn.blocks) - len(turn.output) + attempts_of(turn)]
         agent = self._graph.after(spoken if stays else turn.output[: attempts_of(turn)])
-        if isinstance(journal.context, CompletionContext):  # a summary, or another question that is no turn
+        if journal.context.run_id == ASIDE:  # a summary, or another question that is no turn
             agent = Agent(name=agent.name, model=agent.model, model_settings=agent.model_settings)
         output = OutputType.read(journal.context.output_type or self._settings.output_type)
         if output:

@@ -79,7 +79,9 @@ class AnthropicEngine:
     """Anthropic's name for the model."""
     _: KW_ONLY
     system: str | None = None
-    """A system prompt that replaces the conversation's own in every request; never stored."""
+    """A system prompt that replaces the conversation's own in every request; never stored.
+
+    Questions of turnwise's own, such as for a title, a summary or facts, keep theirs."""
     thinking: int | Literal["adaptive"] | None = None
     """How the model thinks before it answers: with at most this many tokens, from 1024, or as much as it finds right.
     If omitted, the model's own default applies."""

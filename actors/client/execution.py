@@ -283,8 +283,8 @@ class AsyncExecutionHandle(RunHandle):
         """Yield the run's events with a number above `after`, live, up to its terminal event; no gaps or duplicates.
 
         After the run has ended, the stored events are replayed: all except the deltas; the terminal event has the
-        text. Deltas are replayed too until the run after the next one starts. Stopping the iteration does not cancel
-        the run.
+        text of the last model call, and `model_call_ended` that of an earlier one. Deltas are replayed too until the
+        run after the next one starts. Stopping the iteration does not cancel the run.
 
         Args:
             phases: also yield a `PhaseChanged` where the run's phase changes: `prompted`, `planning`,

@@ -2,8 +2,8 @@
 
 `import turnwise` does not import it. The names that most tests need are here; import the others from their modules:
 
-- `pytest_plugin`: fixtures, which a test gets by their names; alone here, it needs pytest. `fixtures` has what they
-  give: `FrozenClock`, time that only a test moves, and `MakeManager`, the type of what makes managers;
+- `pytest_plugin`: fixtures, which a test gets by their names; alone here, it needs pytest. They
+  give a `FrozenClock`, time that only a test moves, and a `MakeManager`, the type of what makes managers;
 - `local_provider`: `LocalProvider`, a server that speaks OpenAI's APIs without a model, and faults of such servers;
 - `scripted_engine`: `ScriptedEngine`, an engine that gives the answers of a list, without a server; `RecordingEngine`
   also records what it was given;

@@ -232,7 +232,8 @@ def test_pages_fit_the_screen_and_follow_the_systems_colours(
     assert page.evaluate("document.activeElement.innerText") == "Skip to the content"
     page.get_by_role("button", name="Theme: auto").click()
     page.get_by_role("button", name="Theme: light").click()
-    page.wait_for_function("document.cookie.includes('turnwise_theme=dark')")  # a dark system has a dark page from the beginning
+    # The page of a dark system was dark before.
+    page.wait_for_function("document.cookie.includes('turnwise_theme=dark')")
     expect(page.locator("body.body--dark")).to_have_count(1)
     page.reload()
     expect(page.get_by_role("button", name="Theme: dark")).to_be_visible()

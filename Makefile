@@ -107,7 +107,7 @@ test-newest: ## run what may differ by the version of Python on the newest one t
 	+@$(call on_newest,test-here PART= ARGS='$(ARGS)')
 
 .PHONY: test-newest-part
-test-newest-part: ## run a sixth of that, each day another one
+test-newest-part: ## run a tenth of that, each day another one
 	+@$(call on_newest,test-here PART=-part ARGS='$(ARGS)')
 
 .PHONY: newest

@@ -5,7 +5,7 @@ python tests/lanes.py --rotated
 
 `make test` runs all files but those of `MORE`, and `make test-more` runs these, but for those that take turns by day:
 see `ROTATED`, which `--rotated` prints. `make test-newest` runs what of the former may differ by the version of Python:
-see `is_same_on_each_python`; `make test-newest-part` runs a sixth of that, each day another one. A lane or two begin
+see `is_same_on_each_python`; `make test-newest-part` runs a tenth of that, each day another one. A lane or two begin
 with the tests that need a Ray, which wait a lot; a lane that has none left helps with the rest. If the arguments name
 files, there is one lane for each kind of tests.
 """
@@ -42,7 +42,7 @@ LANES: Mapping[str, Mapping[str, Sequence[str]]] = {
 }
 """Which kinds the lanes of each command run, in this order. A Ray for two lanes takes less than one for each."""
 
-DAYS = 6
+DAYS = 10
 """On so many of its days, `make test-newest-part` runs all that `make test-newest` does."""
 
 MORE = [

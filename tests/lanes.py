@@ -120,6 +120,7 @@ ROTATED = [
         "cluster/test_two_rays.py",
         "console/test_console_webhooks.py",
         "dispatch/test_deliveries_of_two_rays.py",
+        "dispatch/test_engines_of_senders_on_ray.py",
         "dispatch/test_webhooks_on_ray.py",
     ],
     [
@@ -135,6 +136,7 @@ ROTATED = [
         "deploy/test_pods_on_ray.py",
         "cli/test_without_ray.py",
         "console/test_console_on_ray.py",
+        "inference/test_function_engine_on_ray.py",
     ],
     [
         "upgrade/test_two_versions_on_ray.py",
@@ -145,6 +147,7 @@ ROTATED = [
         "client/test_quotas_on_ray.py",
         "cli/test_tail_and_top_on_ray.py",
         "console/test_console_command_on_ray.py",
+        "http/test_guide_on_ray.py",
     ],
     [
         "hosting/test_chaos_on_ray.py",
@@ -163,6 +166,7 @@ ROTATED = [
         "console/test_console_quotas.py",
         "examples/test_cluster_job.py",
         "inference/openai/test_serve_replicas_on_ray.py",
+        "project/test_fork_server.py",
         "project/test_small_installs.py",
     ],
     [

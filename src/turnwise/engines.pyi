@@ -1,6 +1,7 @@
 from turnwise.actors.inference.cache_hints import CacheHints as CacheHints, NoHints as NoHints
 from turnwise.actors.inference.echo import EchoEngine as EchoEngine
 from turnwise.actors.inference.engine import (
+    ASIDE as ASIDE,
     EngineBuilder as EngineBuilder,
     Extensible as Extensible,
     InferenceRunner as InferenceRunner,

@@ -408,6 +408,20 @@ def test_a_turn_takes_as_many_calls_of_the_store_at_any_length(
         assert set(calls[1:]) == {"commit"}, "elements that the process knows are not read again"
 
 
+def test_a_thread_is_remembered_while_another_has_many_turns(
+    quick: TurnwiseSaver, opened: list[CheckpointStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "_REMEMBERED_BYTES", 100_000)
+    app = chat(quick)
+    first, other = ({"configurable": {"thread_id": name}} for name in ("first", "other"))
+    app.invoke(said("q" * 1000), first)
+    for _ in range(20):
+        app.invoke(said("q" * 100), other)
+    calls = count_calls(opened[-1], "values")
+    app.invoke(said("and then?"), first)
+    assert calls == []
+
+
 def test_a_list_reads_the_values_of_many_checkpoints_at_once(opened: list[CheckpointStore], tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/threads.db"
     with TurnwiseSaver(url) as saver:

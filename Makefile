@@ -138,9 +138,10 @@ soak: $(TESTING) ## inject 10,000 faults over 20 minutes or more, and write what
 	$(BIN)/python -m pytest -m soak tests/soak $(ARGS)
 
 .PHONY: long
-long: $(TESTING) ## run the tests of clusters, of Ray Serve's commands and of kills that take minutes each
+long: $(TESTING) ## run the tests of clusters, of Ray Serve's commands and of kills that take minutes each, and what takes turns by day
 	$(BIN)/python -m pytest -m soak --ignore tests/soak --ignore tests/project/test_bench.py $(ARGS)
-	$(BIN)/python -m pytest $$($(BIN)/python tests/lanes.py --rotated) $(ARGS)
+	$(BIN)/python tests/lanes.py --all-days $(ARGS)
+	$(BIN)/python tests/lanes.py --more --all-days $(ARGS)
 
 .PHONY: siege
 siege: $(TESTING) ## attack it from outside for 20 minutes, and write what came of it to tests/siege/LAST.md

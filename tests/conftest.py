@@ -6,13 +6,12 @@ import gc
 import inspect
 import logging
 import os
-import re
 import shutil
 import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +24,7 @@ from lanes import TAKEN, may_need_ray, take
 from engines import ScriptedEngine
 from processes.fork_server import workers_by_fork
 from processes.programs import link_programs
-from scale import share
+from scale import of_today, share
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.cluster import ray_address as addresses
 from turnwise.actors.hosting.placement import Dedicated, InProcess, Placement
@@ -91,7 +90,7 @@ settings.load_profile("same")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--each-value-once", action="store_true", help="no combinations and no exhaustive searches")
+    parser.addoption("--all-days", action="store_true", help="in a lane: run what takes turns by day, too")
 
 
 @pytest.hookimpl(tryfirst=True)  # before it is looked which are deselected by their markers
@@ -103,33 +102,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("ray") and not may_need_ray(item.path):
             raise pytest.UsageError(f"{item.nodeid} needs a Ray and is in no lane: see may_need_ray in tests/lanes.py")
     items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
-    if config.getoption("each_value_once"):
-        chosen = each_value_once(items)
+    if LANE is not None and not config.getoption("all_days"):
+        chosen = of_today(items)
         config.hook.pytest_deselected(items=[*set(items).difference(chosen)])
         items[:] = chosen
-
-
-def each_value_once(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Return so many tests that each of their parameters' values occurs, and each of their fixtures' once in a file.
-
-    A test of 50 laws on four stores runs 53 times then, and not 200 times: the first law on all stores. What tries each
-    fault at each point is left out.
-    """
-    seen, chosen = set[tuple[Any, ...]](), []
-    for item in items:
-        if isinstance(item, pytest.Function) and re.search(r"\bexhaust\(", inspect.getsource(item.function)):
-            continue
-        test = item.nodeid.partition("[")[0]
-        left: dict[str, object] = {**item.callspec.params} if hasattr(item, "callspec") else {}
-        values: set[tuple[Any, ...]] = {(test,)}
-        for mark in item.iter_markers("parametrize"):
-            names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
-            values.add((test, *names, *(id(left.pop(name.strip())) for name in names)))
-        values |= {(item.path, name, id(value)) for name, value in left.items()}
-        if not values <= seen:
-            chosen.append(item)
-        seen |= values
-    return chosen
 
 
 _files: list[pytest.Module] = []

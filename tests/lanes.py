@@ -1,10 +1,10 @@
 """Runs the tests in lanes side by side. Each lane takes the next file that no other has taken.
 
-python tests/lanes.py [--more | --newest | --newest-part] [arguments of pytest]
-python tests/lanes.py --rotated
+python tests/lanes.py [--more | --newest | --newest-part] [--all-days] [arguments of pytest]
 
 `make test` runs all files but those of `MORE`, and `make test-more` runs these, but for those that take turns by day:
-see `ROTATED`, which `--rotated` prints. `make test-newest` runs what of the former may differ by the version of Python:
+see `ROTATED`. In both, single tests take turns, too: see `of_today` in tests/support/scale.py. With `--all-days`, all
+run. `make test-newest` runs what of the former may differ by the version of Python:
 see `is_same_on_each_python`; `make test-newest-part` runs a tenth of that, each day another one. A lane or two begin
 with the tests that need a Ray, which wait a lot; a lane that has none left helps with the rest. If the arguments name
 files, there is one lane for each kind of tests.
@@ -27,7 +27,10 @@ _USUAL = "not soak and not litellm and not frontends"
 KINDS = {"others": f"{_USUAL} and not ray", "ray": f"{_USUAL} and ray"}
 """Which tests one process runs: some of the others fork, which a process that talks to a Ray should not."""
 
-_ONE_RAY: Mapping[str, Sequence[str]] = {"lane 1": ("others",), "lane 2": ("others",), "lane 3": ("ray", "others")}
+_ONE_RAY: Mapping[str, Sequence[str]] = {
+    **{f"lane {number}": ("others",) for number in (1, 2, 3)},
+    "lane 4": ("ray", "others"),
+}
 
 LANES: Mapping[str, Mapping[str, Sequence[str]]] = {
     "": _ONE_RAY,
@@ -184,7 +187,7 @@ ROTATED = [
     ],
 ]
 """Of these groups of files, which start Rays, browsers and programs, kill for long, or tell of single features on Ray,
-`make test-more` runs one, each day the next. `make long` runs all of them."""
+`make test-more` runs one, each day the next, and with `--all-days` all of them."""
 
 SAME_ON_EACH_PYTHON = (
     *("adapters/", "console/", "http/front_ends/", "http/openai/"),  # frameworks, browsers and clients of others
@@ -221,10 +224,9 @@ def is_same_on_each_python(file: Path) -> bool:
     """Return whether `make test-newest` leaves a file out, since what it would find is found on another Python, too.
 
     These are searches through many schedules or values, of which `make races` tries all, and those of
-    `SAME_ON_EACH_PYTHON`. Of the rest, each test runs but exhaustive ones, and with each of its values once: see
-    `each_value_once` in tests/conftest.py.
+    `SAME_ON_EACH_PYTHON`.
     """
-    searches = re.search(r"TURNWISE_ALL|\b(share|on_stores_in_turn)\(|@given", file.read_text(encoding="utf-8"))
+    searches = re.search(r"TURNWISE_ALL|\b(share|exhaust)\(|@given", file.read_text(encoding="utf-8"))
     return bool(searches) or name_of(file).startswith(SAME_ON_EACH_PYTHON)
 
 
@@ -246,11 +248,12 @@ def name_of(file: Path) -> str:
     return file.relative_to(TESTS).as_posix()
 
 
-def files_of(kind: str, target: str = "") -> list[Path]:
+def files_of(kind: str, target: str = "", *, all_days: bool = False) -> list[Path]:
     """Return the files that may have tests of a kind, as lanes take them. To import all files takes seconds.
 
     Args:
         target: whose files: "--more", "--newest", "--newest-part", or nothing for `make test`.
+        all_days: with those that rest today.
     """
     is_newest = target.startswith("--newest")
     if is_newest and kind == "ray":
@@ -258,7 +261,7 @@ def files_of(kind: str, target: str = "") -> list[Path]:
     files = [file for file in sorted(TESTS.glob("*/**/test_*.py")) if kind != "ray" or may_need_ray(file)]
     ranks = {file: [at for at, pattern in enumerate(MORE) if PurePath(name_of(file)).match(pattern)] for file in files}
     if target == "--more":
-        rest = [file for file in files if ranks[file] and not rests_today(file)]
+        rest = [file for file in files if ranks[file] and (all_days or not rests_today(file))]
         return sorted(rest, key=lambda file: ranks[file][0])
     rest = [file for file in files if not ranks[file] and not (is_newest and is_same_on_each_python(file))]
     if target == "--newest-part":
@@ -306,7 +309,8 @@ class Lane(threading.Thread):
             chosen, env = ["-m", KINDS[kind]], dict(os.environ)
             if self._taken is not None:
                 env[TAKEN] = taken = f"{self._taken}/{kind}"
-                left = [str(file) for file in files_of(kind, self._target) if not mark_of(file, taken).exists()]
+                files = files_of(kind, self._target, all_days="--all-days" in self._arguments)
+                left = [str(file) for file in files if not mark_of(file, taken).exists()]
                 if not left:
                     continue
                 chosen += ["-o", "console_output_style=classic", *left]  # nobody knows how much of them it will take
@@ -335,9 +339,6 @@ class Lane(threading.Thread):
 
 
 def main(arguments: Sequence[str]) -> int:
-    if arguments == ["--rotated"]:
-        print(*(str(TESTS / name) for group in ROTATED for name in group))
-        return 0
     target = next((argument for argument in arguments if argument in LANES), "")
     arguments = [argument for argument in arguments if argument != target]
     with tempfile.TemporaryDirectory(prefix="turnwise-") as taken:
@@ -346,7 +347,6 @@ def main(arguments: Sequence[str]) -> int:
         if any(Path(argument.partition("::")[0]).exists() for argument in arguments):
             lanes = [Lane(f"{kind:>6}", [kind], arguments, None) for kind in KINDS]
         else:
-            arguments += ["--each-value-once"] if target.startswith("--newest") else []
             lanes = [Lane(name, kinds, arguments, taken, target) for name, kinds in LANES[target].items()]
         for lane in lanes:
             lane.start()

@@ -204,6 +204,7 @@ async def write_fork(store: SessionStore, seed: int) -> None:
         await store.delete(SessionKey(name, USER))
 
 
+@pytest.mark.by_turns
 async def test_an_imported_session_is_exported_to_the_same_archive(tmp_path: Path, database: str) -> None:
     """Random forks with summaries, gaps and open runs, from SQLite to PostgreSQL to memory."""
 

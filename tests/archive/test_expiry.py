@@ -546,6 +546,7 @@ def test_the_command_line_imports_a_session_as_another_users(tmp_path: Path) -> 
     assert play(users()) == ["bob", "sarah"]
 
 
+@pytest.mark.by_turns
 def test_sessions_are_exported_imported_and_swept_by_the_command_line(tmp_path: Path) -> None:
     url, target = f"sqlite:///{tmp_path}/store.db", f"sqlite:///{tmp_path}/other.db"
 

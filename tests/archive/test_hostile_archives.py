@@ -753,6 +753,7 @@ def place_in(value: Any, way: list[int]) -> tuple[Any, Any]:
     return holder, key
 
 
+@pytest.mark.by_turns
 @pytest.mark.timeout(3600)
 def test_a_manipulated_archive_is_refused_with_its_line_or_works(archive: list[str]) -> None:
     """10,000 of them with `make races`."""

@@ -189,6 +189,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.by_turns
 def test_a_kill_during_a_sweep_leaves_the_rest_to_the_next_program(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
     with SessionManager(url, **settings(sweep_every_s=None)) as manager:

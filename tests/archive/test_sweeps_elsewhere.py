@@ -272,6 +272,7 @@ def archives_in(folder: Path) -> dict[str, list[str]]:
     return dict(asyncio.run(kinds_of(lines)) for lines in lines_in(folder))
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("archive", [False, True])
 @pytest.mark.parametrize(
     "place", ["_archived_together", "end_unchanged", "forget", "delete_sessions", "delete_unchanged"]

@@ -197,6 +197,7 @@ def process(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
 
 
+@pytest.mark.by_turns
 def test_the_script_and_the_module_are_the_same_command(source: str, target: str) -> None:
     script = str(Path(sys.executable).parent / "turnwise")
     version = process(script, "--version").stdout

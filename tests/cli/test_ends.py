@@ -30,6 +30,7 @@ def program(*words: str, **env: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **env})
 
 
+@pytest.mark.by_turns
 def test_whoever_reads_the_output_may_leave_early(store: str) -> None:
     for words in (["ls", store], ["export", store, "chat", "--user", "ann"]):
         running = program(*words)
@@ -183,6 +184,7 @@ def described(*words: str) -> str:
     return ran.stdout
 
 
+@pytest.mark.by_turns
 def test_all_commands_have_help_and_print_json() -> None:
     names = re.findall(r"^\u2502 ([a-z]+) ", described(), re.MULTILINE)
     assert {"ls", "show", "runs", "usage", "cancel", "approve", "reject", "end", "rm", "fork"} <= set(names)

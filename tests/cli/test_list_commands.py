@@ -204,6 +204,7 @@ def test_reading_leaves_the_store_as_it_is(store: str) -> None:
     assert files(folder) == before
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(
     "words", [["tail", "chat", "--user", "ann", "--after", "0"], ["top", "--json", "--every", "0.2"]]
 )

@@ -39,6 +39,7 @@ def answer(turn: Turn, context: RunContext) -> Any:
     return ", ".join(prompts)
 
 
+@pytest.mark.by_turns
 @ONE_PLACEMENT
 def test_each_policy_by_blocking_calls(make_ray_manager: Callable[..., SessionManager], placement: Any) -> None:
     chat = make_ray_manager(engine=FunctionEngine(answer, tools=[look]), placement=placement).open(
@@ -73,6 +74,7 @@ def test_each_policy_by_blocking_calls(make_ray_manager: Callable[..., SessionMa
             chat.run("hello", if_busy="debounce", debounce_s=wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.by_turns
 async def test_each_policy_by_awaited_calls(
     make_ray_manager: Callable[..., SessionManager], tmp_path: Path, namespace: str
 ) -> None:

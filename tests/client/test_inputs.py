@@ -602,6 +602,7 @@ NEVER_RAISED = (SessionLostError, StoreError, LongTermMemoryError, EngineError, 
 """Errors that say that something broke: no argument may be their cause."""
 
 
+@pytest.mark.by_turns
 @settings(deadline=None, max_examples=share(500, 4))
 @given(st.data())
 def test_no_argument_breaks_a_verb_or_its_session(data: st.DataObject) -> None:

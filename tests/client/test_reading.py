@@ -109,6 +109,7 @@ async def all_that_is_read(reads: SessionReads) -> dict[str, Any]:
     }
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("kind", KINDS)
 def test_reading_from_the_store_gives_the_owners_answers_and_does_not_take_the_session(kind: str) -> None:
     async def story(seed: int) -> None:

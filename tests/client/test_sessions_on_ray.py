@@ -194,6 +194,7 @@ def test_cancel_from_another_thread_keeps_the_text_and_frees_the_session(make_ma
     audit(manager, "chat")
 
 
+@pytest.mark.by_turns
 def test_a_storm_of_submits_with_one_key_makes_one_run(make_ray_manager: MakeManager) -> None:
     """Case 16; the key outlives the session's process."""
     chat = make_ray_manager().open()

@@ -86,6 +86,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return database
 
 
+@pytest.mark.by_turns
 def test_each_event_is_handed_out_in_order_whatever_is_killed_or_raised(url: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", FOLLOWERS, url, str(tmp_path), str(EVENTS)]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}

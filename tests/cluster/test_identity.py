@@ -176,6 +176,7 @@ print(identity((Engine(), agent)), len(cloudpickle.dumps(Engine())))
 """
 
 
+@pytest.mark.by_turns
 def test_an_engine_of_a_script_is_the_same_in_each_process(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT)

@@ -345,6 +345,7 @@ def test_encrypted_stores_need_their_keys_and_users_without_one_do_not_come_alon
                 read(other)
 
 
+@pytest.mark.by_turns
 async def test_both_families_write_the_same_files(tmp_path: Path) -> None:
     from pyarrow import parquet
 

@@ -55,6 +55,7 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], S
     return partial(SQLStore, url)
 
 
+@pytest.mark.by_turns
 async def test_all_that_wait_come_when_they_are_due_and_in_order(make_store: Callable[[], SessionStore]) -> None:
     async with closing(make_store()) as store:
         await fill(store, WAITING)

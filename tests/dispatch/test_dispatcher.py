@@ -655,6 +655,7 @@ def a_prompt(key: str, session_id: str, **values: Any) -> Delivery:
     return Delivery(delivery_id=f"id of {key}", key=key, **times)
 
 
+@pytest.mark.by_turns
 def test_nothing_is_lost_or_doubled_whatever_fails_and_whoever_dies() -> None:
     """Each fault of the store, for the dispatcher and for the sessions, and a kill at each step of each process."""
 
@@ -683,6 +684,7 @@ def test_nothing_is_lost_or_doubled_whatever_fails_and_whoever_dies() -> None:
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck
 
 
+@pytest.mark.by_turns
 def test_two_dispatchers_among_many_faults_lose_and_double_nothing() -> None:
     """By seed: two are replaced when they die, sessions die too, and the store fails, loses answers and is slow."""
 

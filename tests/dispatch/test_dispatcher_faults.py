@@ -102,6 +102,7 @@ async def test_a_cancel_that_crosses_the_begin_of_an_agent_ends_its_run() -> Non
     assert run.state == "cancelled" and [delivery.kind for delivery in await store.deliveries()] == ["result"]
 
 
+@pytest.mark.by_turns
 def test_dispatchers_that_work_at_once_leave_no_agent_of_a_cancelled_run_behind() -> None:
     """One hands over the begin of an agent while another hands over its cancel, in both orders, among faults."""
     endless = agent_tool("endless", engine="endless", description="Never answers.")
@@ -215,6 +216,7 @@ class SetClock:
         return any(first <= at <= last for at in self.sets)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("session_clock", ["the store's", "read when the session is loaded"])
 def test_clocks_that_are_set_by_an_hour_lose_and_double_no_occurrence(
     session_clock: str, monkeypatch: pytest.MonkeyPatch

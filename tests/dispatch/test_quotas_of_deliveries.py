@@ -33,6 +33,7 @@ def a_prompt(key: str) -> Delivery:
     )
 
 
+@pytest.mark.by_turns
 def test_scheduled_runs_are_put_off_until_the_quota_begins_anew() -> None:
     """Each begins once, in a minute of its own, whatever fails and whoever dies."""
 

@@ -245,6 +245,7 @@ async def test_a_webhook_that_is_enabled_again_is_told_at_once() -> None:
     assert {body["timestamp"] for *_, body in stage.receivers.calls} == {"1970-01-01T00:00:00.000Z"}
 
 
+@pytest.mark.by_turns
 async def test_a_dead_receiver_delays_no_other() -> None:
     """Ten that never answer, each with hundreds of calls, and one that does."""
     dead = [f"dead{index}" for index in range(10)]
@@ -330,6 +331,7 @@ async def test_an_address_inside_the_network_is_refused_without_a_pause_for_othe
     assert call.why == "'a.example' leads to 10.0.0.1" and call.due_at and len(stage.receivers.arrived) == 1
 
 
+@pytest.mark.by_turns
 async def test_very_many_calls_of_a_dead_receiver_delay_no_other_and_few_are_in_memory() -> None:
     """They are due at once, as after an outage, and before the call of the receiver that answers."""
     count = share(100_000)

@@ -61,6 +61,7 @@ def test_an_example_does_what_it_says(program: str, snippets: SnippetRunner, tmp
     assert program != "custom_strategy.py" or "What about day 0?" not in printed, "it is neither first nor new"
 
 
+@pytest.mark.by_turns
 def test_a_person_approves_from_another_process(ray_address: str, tmp_path: Path) -> None:
     printed = play_example(ray_address, tmp_path, "approval_over_http.py")
     positions = [
@@ -69,6 +70,7 @@ def test_a_person_approves_from_another_process(ray_address: str, tmp_path: Path
     assert -1 not in positions and positions == sorted(positions), printed
 
 
+@pytest.mark.by_turns
 def test_a_batch_goes_on_where_a_kill_left_it(ray_address: str, tmp_path: Path) -> None:
     with started_example(ray_address, tmp_path, "batch.py", "--count", "60") as process:
         assert process.stdout
@@ -82,6 +84,7 @@ def test_a_batch_goes_on_where_a_kill_left_it(ray_address: str, tmp_path: Path) 
     assert "review-0000: You said: And is it a complaint?" in printed
 
 
+@pytest.mark.by_turns
 def test_replicas_of_ray_serve_answer_for_each_others_sessions(ray_address: str, tmp_path: Path) -> None:
     printed = play_example(ray_address, tmp_path, "ray_serve_chat.py", timeout_s=250)
     assert printed.index("* a replica was killed") < printed.index("You said: And how long? (message 3 of")
@@ -89,6 +92,7 @@ def test_replicas_of_ray_serve_answer_for_each_others_sessions(ray_address: str,
     assert "tom's session has 2 messages, the first: 'Do rivers sleep?'" in printed
 
 
+@pytest.mark.by_turns
 def test_a_stream_of_fastapi_goes_on_when_its_worker_is_killed_and_another_is_stopped(
     ray_address: str, tmp_path: Path
 ) -> None:

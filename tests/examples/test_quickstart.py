@@ -28,6 +28,7 @@ def printed(installed: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     return run_example(tmp_path_factory, "quickstart.py", FORCE_COLOR="1", PYTHONPATH=installed)[0]
 
 
+@pytest.mark.by_turns
 def test_doctor_finds_nothing_wrong(installed: str, tmp_path: Path) -> None:
     assert {"fastapi", "psycopg", "redis", "pytest", "mypy"} <= hidden_modules()
     where = [sys.executable, "-c", "import turnwise; print(turnwise.__file__)"]
@@ -42,6 +43,7 @@ def test_doctor_finds_nothing_wrong(installed: str, tmp_path: Path) -> None:
     assert re.search(r"^ok +turnwise +", ended.stdout, re.MULTILINE) and "fail" not in ended.stdout
 
 
+@pytest.mark.by_turns
 def test_without_a_terminal_the_output_is_plain_lines(printed: str) -> None:
     assert not re.search(r"[^\n\x20-\x7e]", printed)
     assert "raylet" not in printed

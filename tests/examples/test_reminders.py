@@ -5,6 +5,7 @@ import pytest
 from processes.example_program import run_example
 
 
+@pytest.mark.by_turns
 def test_reminders_come_once_though_a_program_is_killed(tmp_path_factory: pytest.TempPathFactory) -> None:
     printed, _ = run_example(tmp_path_factory, "reminders.py", timeout_s=60, RAY_ADDRESS="127.0.0.1:9")
     assert printed.count("As you wished: Remind me of the tea") == printed.count("I shall tell you") == 1

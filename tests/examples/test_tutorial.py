@@ -38,6 +38,7 @@ def test_a_page_shows_its_program_as_it_is_below_the_docstring(page: Path) -> No
     assert page.relative_to(page.parents[2]).as_posix() in docstring
 
 
+@pytest.mark.by_turns
 def test_the_notebook_is_made_of_the_pages_and_runs_as_they_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,6 +144,7 @@ async def test_a_session_that_is_deleted_takes_the_bytes_along(make_store: Calla
     await store.close()
 
 
+@pytest.mark.by_turns
 async def test_puts_and_deletions_of_one_content_lose_nothing(make_store: Callable[[], Any], tmp_path: Path) -> None:
     """Two processes put and delete the same content; each file that was acknowledged, and not deleted, is readable."""
     (store, one), folder = await opened(make_store, tmp_path / "files", CHAT), tmp_path / "files"
@@ -170,6 +171,7 @@ async def test_puts_and_deletions_of_one_content_lose_nothing(make_store: Callab
     await other_store.close()
 
 
+@pytest.mark.by_turns
 async def test_a_kill_anywhere_leaves_no_record_without_bytes(
     make_store: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,6 +101,7 @@ async def test_without_a_place_an_archive_with_files_is_refused() -> None:
         await import_session(InMemoryStore(), lines)
 
 
+@pytest.mark.by_turns
 def test_the_commands_carry_files_and_a_sweep_deletes_their_bytes(tmp_path: Path) -> None:
     url, copy = f"sqlite:///{tmp_path}/a.db", f"sqlite:///{tmp_path}/b.db"
     with SessionManager(url, engine=EchoEngine(), placement=InProcess()) as manager:

@@ -32,6 +32,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return store, ["--files", files] if files else []
 
 
+@pytest.mark.by_turns
 def test_a_file_is_put_listed_read_and_removed(place: tuple[str, list[str]], tmp_path: Path) -> None:
     store, options = place
     options = ["--user", "ann", *options]
@@ -65,6 +66,7 @@ def test_a_file_is_put_listed_read_and_removed(place: tuple[str, list[str]], tmp
     assert len(turnwise("files", "ls", store, "trip", *options).stdout.splitlines()) == 2
 
 
+@pytest.mark.by_turns
 def test_what_is_not_there_is_an_error_of_one_line(place: tuple[str, list[str]], tmp_path: Path) -> None:
     store, options = place
     put = turnwise("files", "put", store, "trip", "-", *options, "--user", "ann", input=b"words")

@@ -441,6 +441,7 @@ class Newest:
         answer_of(await self.fleet.host_of(key).host.call(verbs.warm().to(SessionRef(key)).pickled()))
 
 
+@pytest.mark.by_turns
 def test_while_the_number_of_hosts_changes_nobody_waits_longer_than_half_a_second_beyond_the_run() -> None:
     """From four hosts to two and back, under load; followers and queues hold up no move."""
 

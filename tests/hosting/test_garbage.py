@@ -10,6 +10,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+import pytest
+
 from processes.packed_hosts import Hosting
 from turnwise.actors.hosting.placement import Packed
 from turnwise.actors.inference.echo import EchoEngine
@@ -60,6 +62,7 @@ async def objects_left(engine: EngineBuilder) -> list[int]:
     return [await visit(names[start : start + 20]) for start in range(0, 60, 20)]
 
 
+@pytest.mark.by_turns
 def test_a_session_that_leaves_leaves_nothing_to_the_garbage_collector() -> None:
     """A host looks for garbage rarely, so each session would stay in its memory for hours.
 

@@ -231,6 +231,7 @@ async def drive(address: str, folder: Path, number: str) -> None:
     print(json.dumps(ids))
 
 
+@pytest.mark.by_turns
 def test_many_drivers_that_ask_one_session_for_everything_at_once_agree(
     make_ray_manager: Callable[..., SessionManager], ray_session: ModuleType, tmp_path: Path
 ) -> None:

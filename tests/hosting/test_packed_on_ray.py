@@ -82,6 +82,7 @@ def residents(manager: SessionManager, ray: ModuleType, name: str) -> list[str]:
     return [key.session_id for key in unpacked(ray.get(manager.get(name).actor.residents.remote()))]
 
 
+@pytest.mark.by_turns
 def test_many_sessions_live_in_two_processes_and_keep_to_themselves(make_ray_manager: MakeManager) -> None:
     """Cases 1, 8, 18 and 59."""
     manager = make_ray_manager(placement=Packed(hosts=2))
@@ -326,6 +327,7 @@ def test_the_async_family_runs_a_thousand_sessions_at_once(
     assert shown.count() == len(names)
 
 
+@pytest.mark.by_turns
 def test_a_host_that_is_killed_while_hundreds_ask_at_once_has_each_run_once(
     make_ray_manager: MakeManager, tmp_path: Path, namespace: str
 ) -> None:

@@ -60,6 +60,7 @@ print("bare:", *ray.get(bare.remote()))
 """
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("placement", ["Dedicated()", "Packed(hosts=1)"])
 def test_a_process_that_is_back_has_loaded_what_an_answer_needs_and_no_more(
     ray_address: str, placement: str, tmp_path: Path

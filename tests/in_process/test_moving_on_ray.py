@@ -30,6 +30,7 @@ def recalled(chat: Session, query: str) -> Sequence[MemoryItem]:
     return []
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("placement", [Dedicated(), Packed(hosts=1)], ids=str)
 def test_a_sqlite_file_written_in_process_goes_on_on_a_cluster(
     placement: Placement, make_ray_manager: Callable[..., SessionManager], tmp_path: Path

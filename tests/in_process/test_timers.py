@@ -348,6 +348,7 @@ def test_a_process_yields_to_the_dispatcher_of_a_ray_and_takes_over_when_that_ra
         until(lambda: texts(chat) == ["a word"])
 
 
+@pytest.mark.by_turns
 def test_managers_that_come_and_go_lose_and_double_nothing(tmp_path: Path) -> None:
     rounds = 12
     for number in range(rounds):
@@ -397,6 +398,7 @@ def killed_after(script: str, url: str, after_s: float, lives_s: float) -> None:
         process.communicate()
 
 
+@pytest.mark.by_turns
 def test_after_kills_each_occurrence_has_begun_one_run(tmp_path: Path) -> None:
     """Killed before the first is due, and between others; keys keep a later program from adding them again."""
     url = url_of(tmp_path)
@@ -422,6 +424,7 @@ def test_after_kills_each_occurrence_has_begun_one_run(tmp_path: Path) -> None:
         assert prompts.count("again") >= 3
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("server", ["database", "redis_url"])
 def test_on_a_server_the_next_process_need_not_wait_for_the_lease(server: str, request: pytest.FixtureRequest) -> None:
     url: str = request.getfixturevalue(server)

@@ -530,6 +530,7 @@ async def test_items_of_any_size_and_without_words_hide_no_others(
     await memory.close()
 
 
+@pytest.mark.by_turns
 async def test_a_question_of_ten_megabytes_has_a_bounded_answer(make: MakeMemory) -> None:
     embedding = FlakyEmbedding()
     memory = make(embedding)

@@ -29,6 +29,7 @@ def manager(house: House) -> SessionManager:
     return manager_with_bo(house)
 
 
+@pytest.mark.by_turns
 def test_a_turn_is_forgotten_by_all_memories_and_files(house: House, manager: SessionManager) -> None:
     """Case 54: the turn with its fact, what it superseded holding again; the rest of the session stays."""
     chat = manager.open("of cy", user_id="cy")

@@ -62,6 +62,7 @@ def until_whole(chat: Session, kind: type[Any]) -> None:
     until(lambda: not told_of(chat, f"And walrus {next(NUMBERS)}?", kind), WAIT_S)
 
 
+@pytest.mark.by_turns
 @pytest.mark.timeout(400)
 def test_while_vectors_fail_words_are_found_and_vectors_follow_later(
     house: House, chroma: Chroma, tmp_path: Path
@@ -124,6 +125,7 @@ def test_sessions_continue_without_a_hanging_memory_which_catches_up(house: Hous
     assert turns_in(chat) == list(range(len(chat.turns(limit=1000))))
 
 
+@pytest.mark.by_turns
 @pytest.mark.timeout(400)
 def test_vectors_of_another_dimension_are_refused_with_the_remedy(house: House, chroma: Chroma, tmp_path: Path) -> None:
     """Case 55: nothing is mixed, the chat goes on, and who goes back finds all."""
@@ -160,6 +162,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.by_turns
 @pytest.mark.timeout(400)
 def test_a_folder_of_vectors_in_use_by_another_process_is_refused(house: House, tmp_path: Path) -> None:
     """Case 55: items are kept and found by words; when the other is gone, vectors are made."""

@@ -38,6 +38,7 @@ def house(ray_session: ModuleType, tmp_path: Path) -> Iterator[House]:
         yield house
 
 
+@pytest.mark.by_turns
 @pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_memories_killed_under_load_have_each_turn_once(house: House, tmp_path: Path) -> None:
@@ -86,6 +87,7 @@ def facts_of(house: House, user: str) -> list[str]:
     return asyncio.run(read())
 
 
+@pytest.mark.by_turns
 @pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_a_turn_is_saved_after_all_processes_were_killed(house: House, tmp_path: Path) -> None:
@@ -109,6 +111,7 @@ def test_a_turn_is_saved_after_all_processes_were_killed(house: House, tmp_path:
     assert turns_in(chat) == [0, 1, 2]
 
 
+@pytest.mark.by_turns
 @pytest.mark.timeout(400)
 async def test_recalls_go_over_a_socket_and_by_ray_while_the_memorys_process_is_killed(house: House) -> None:
     memory, scope = house.vector(), Scope(user_id="ann")

@@ -6,6 +6,7 @@ import asyncio
 from types import ModuleType
 from typing import Any
 
+import pytest
 from conftest import end_actors
 
 from turnwise.actors.cluster.actors.memory_actor import MemoryActorProcess
@@ -18,6 +19,7 @@ ANN = Scope(user_id="ann")
 NAMESPACE = "postgres-memory"
 
 
+@pytest.mark.by_turns
 def test_what_was_remembered_survives_its_process_on_whichever_node(ray_session: ModuleType, database: str) -> None:
     async def use() -> None:
         memory = VectorMemory(database, embedding=HashEmbedding(64))

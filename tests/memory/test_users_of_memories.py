@@ -113,6 +113,7 @@ def test_a_model_cannot_reach_items_of_other_users(house: House, manager: Sessio
     assert not [item for item in ada.memory.recall("safe opens wxopen sold") if item.source.session_id]
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("kind", ["lexical", "extractive", "vector"])
 def test_programs_and_models_recall_change_and_delete_saved_items(house: House, kind: str) -> None:
     """Cases 51 and 52: in every type, by the id that recall returned, on all memories that may be written."""

@@ -88,6 +88,7 @@ def test_a_python_block_imports_only_what_is_installed_with_turnwise(page: Path,
     check_imports(block, *ALSO_INSTALLED, *(["pytest"] if block.kind == "python pytest" else []))
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(("page", "block"), blocks_of_kind("python"))
 def test_a_python_block_runs_by_itself(
     page: Path, block: Block, snippets: SnippetRunner, tmp_path: Path, request: pytest.FixtureRequest
@@ -98,6 +99,7 @@ def test_a_python_block_runs_by_itself(
     snippets.run(text, tmp_path)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(("page", "block"), blocks_of_kind("python pytest"))
 def test_the_tests_of_a_block_pass_without_a_ray(page: Path, block: Block, tmp_path: Path) -> None:
     (tmp_path / "test_page.py").write_text(block.at_its_lines, encoding="utf-8")
@@ -126,6 +128,7 @@ OF_OTHERS = {"Runner.run", "agent.run", "canceled"}
 """What the right column of `coming-from.md` says of another system."""
 
 
+@pytest.mark.by_turns
 def test_what_other_systems_are_mapped_to_exists_and_takes_these_arguments() -> None:
     wrong: dict[str, list[str]] = {}
     for line in (DOCS / "coming-from.md").read_text(encoding="utf-8").splitlines():
@@ -183,6 +186,7 @@ def test_the_environment_variables_that_the_code_names_are_listed() -> None:
         assert not [name for name in sorted(names) if name not in page], path
 
 
+@pytest.mark.by_turns
 def test_the_site_is_built_without_a_warning_and_its_links_lead_somewhere(site: Path) -> None:
     assert len(list(site.rglob("index.html"))) == len(PAGES)
 
@@ -210,6 +214,7 @@ def test_a_broken_link_or_reference_stops_the_build(tmp_path: Path) -> None:
         docs_site.build(tmp_path)
 
 
+@pytest.mark.by_turns
 def test_the_site_loads_nothing_from_elsewhere_and_draws_its_diagrams(site: Path) -> None:
     """In a browser, which gets what it asks this site for and nothing else."""
     drawn = {page: sum(block.kind == "mermaid" for block in blocks_of(page)) for page in PAGES}

@@ -1,5 +1,6 @@
 """The lanes of `make test` run each test once."""
 
+import json
 import os
 import re
 import subprocess
@@ -47,13 +48,12 @@ def test_each_day_one_group_of_files_has_its_turn(monkeypatch: pytest.MonkeyPatc
         assert {*map(name_of, files_of("others", "--more"))} & all_groups == set(group)
 
 
-def test_every_file_is_in_a_lane_of_one_of_the_two_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lanes.rests_today", lambda file: False)
-    files = {target: [*map(name_of, files_of("others", target))] for target in ("", "--more")}
+def test_every_file_is_in_a_lane_of_one_of_the_two_commands() -> None:
+    files = {target: [*map(name_of, files_of("others", target, all_days=True))] for target in ("", "--more")}
     assert sorted(files[""] + files["--more"]) == sorted(name_of(file) for file in TESTS.rglob("test_*.py"))
     assert files[""][: len(LONG)] == LONG and files["--more"][0] == MORE[0]
     for target, names in files.items():
-        assert {*map(name_of, files_of("ray", target))} < set(names)
+        assert {*map(name_of, files_of("ray", target, all_days=True))} < set(names)
     for pattern in MORE:
         assert any(PurePath(name).match(pattern) for name in files["--more"]), f"{pattern} names no file"
 
@@ -86,49 +86,85 @@ def test_the_parts_for_the_newest_python_are_all_of_it_together(monkeypatch: pyt
 
 COMBINED = """
 import pytest
+from scale import one_a_day
 
 @pytest.fixture(params=["sqlite", "redis"])
 def store(request):
     return request.param
 
-@pytest.mark.parametrize(("law", "holds"), [("a", True), ("b", False), ("c", True)])
-def test_laws(store, law, holds):
+@pytest.mark.parametrize("law", ["a", "b"])
+def test_laws(store, law):
     pass
 
-@pytest.mark.parametrize("way", "xy")
+@pytest.mark.by_turns
+@pytest.mark.parametrize("url", ["memory", "postgresql", "redis"])
+def test_kills(url):
+    pass
+
+@one_a_day("first,second", [(1, 2), (3, 4)], ["up", "down"])
 @pytest.mark.parametrize("size", [1, 2])
-def test_ways(way, size):
+def test_places(first, second, size):
     pass
 
-def test_again(store):
+@pytest.mark.parametrize("url", ["file://x", "sqlite"])
+def test_again(url):
     pass
-
-def test_each_fault():
-    exhaust("life")
 """
 
 
-def test_each_test_and_each_value_of_a_parameter_runs_once(tmp_path: Path) -> None:
-    file = tmp_path / "test_combined.py"
-    file.write_text(COMBINED)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "conftest",
-        "--each-value-once",
-        "-v",
-        "--rootdir=.",
-        "test_combined.py",
-    ]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS / "support"), os.environ["PYTHONPATH"]])}
-    run = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-    assert re.findall(r"::test_(\S+) PASSED", run.stdout) == [
-        *("laws[sqlite-a-True]", "laws[sqlite-b-False]", "laws[sqlite-c-True]", "laws[redis-a-True]"),
-        *("ways[1-x]", "ways[1-y]", "ways[2-x]"),
-        "again[sqlite]",
-    ], run.stdout + run.stderr
+DAYS_TOLD = """
+import json, scale
+
+def pytest_collection_modifyitems(items):
+    for day in range(9):
+        scale.today = lambda: day
+        print(json.dumps([item.name.removeprefix("test_") for item in scale.of_today(items)]))
+"""
+
+
+def run_pytest(*arguments: object, folder: Path = TESTS.parent, **env: str) -> str:
+    """Return what pytest printed, with the variables of an environment besides."""
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", *map(str, arguments)],
+        env={**os.environ, **env},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+def test_each_day_a_test_has_another_store_and_another_third_of_those_by_turns_runs(tmp_path: Path) -> None:
+    (tmp_path / "test_combined.py").write_text(COMBINED)
+    (tmp_path / "days_told.py").write_text(DAYS_TOLD)
+    folders = [str(TESTS), str(TESTS / "support"), str(tmp_path), os.environ["PYTHONPATH"]]
+    options = ["-p", "conftest", "-p", "days_told", "--rootdir=.", "--collect-only", "-s"]
+    printed = run_pytest(*options, "test_combined.py", folder=tmp_path, PYTHONPATH=os.pathsep.join(folders))
+    days: list[list[str]] = [json.loads(line) for line in printed.splitlines() if line.startswith("[")]
+    assert len(days) == 9
+    for names in days:
+        kills = [name for name in names if name.startswith("kills")]
+        assert len(kills) <= 1 and len(names) - len(kills) == 2 + 2 + 2
+        for law in "ab":
+            assert sum(name in (f"laws[sqlite-{law}]", f"laws[redis-{law}]") for name in names) == 1
+    assert sum(name.startswith("kills") for names in days for name in names) == 3
+    assert len({name for names in days for name in names}) == 2 * 2 + 3 + 2 * 2 + 2
+
+
+def test_a_lane_alone_leaves_stores_to_other_days(tmp_path: Path) -> None:
+    file = TESTS / "session/history/test_deletion_reports.py"
+    (lane := tmp_path / "lane").mkdir()
+    (all_days := tmp_path / "all-days").mkdir()
+    (passed,) = passed_of(run_pytest(file))
+    assert passed_of(run_pytest("--all-days", file, **{TAKEN: str(all_days)})) == [passed]
+    assert passed_of(run_pytest(file, **{TAKEN: str(lane)})) < [passed]
+
+
+def passed_of(printed: str) -> list[int]:
+    return [int(number) for number in re.findall(r"(\d+) passed", printed)]
 
 
 def run_lanes(*arguments: object) -> "subprocess.CompletedProcess[str]":

@@ -80,6 +80,7 @@ def test_a_wheel_built_from_the_sdist_is_the_same(wheel: zipfile.ZipFile, tmp_pa
     assert {name: again.read(name) for name in files_in(again)} == {name: wheel.read(name) for name in files_in(wheel)}
 
 
+@pytest.mark.by_turns
 def test_every_module_of_the_wheel_can_be_imported_first(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     """With `make races`, each is imported first; otherwise a few are, and others than those for which it takes long.
 

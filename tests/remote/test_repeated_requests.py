@@ -32,6 +32,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "sleep", lambda seconds: None)
 
 
+@pytest.mark.by_turns
 def test_each_verb_does_the_same_when_its_first_answer_is_lost(tmp_path: Path) -> None:
     transports: list[LostOnce] = []
 

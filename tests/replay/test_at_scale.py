@@ -113,6 +113,7 @@ def without_times(result: Replay) -> Any:
 ALL = sorted(f"prompt {session}.{turn}" for session in range(SESSIONS) for turn in range(TURNS))
 
 
+@pytest.mark.by_turns
 def test_it_finds_the_same_as_a_replay_in_one_go(talked: str, tmp_path: Path) -> None:
     result = replayed(talked, tmp_path / "scale", Louder())
     with opened(talked) as manager:
@@ -129,6 +130,7 @@ def test_it_finds_the_same_as_a_replay_in_one_go(talked: str, tmp_path: Path) ->
     assert result.files["report"].read_text(encoding="utf-8").startswith("<!")
 
 
+@pytest.mark.by_turns
 def test_a_second_call_asks_nothing_and_finds_the_same(talked: str, tmp_path: Path) -> None:
     first = replayed(talked, tmp_path)
     before = rows(tmp_path)
@@ -141,6 +143,7 @@ def test_a_second_call_asks_nothing_and_finds_the_same(talked: str, tmp_path: Pa
     assert (fewer.summary, fewer.turns) == (first.summary, first.turns[:2])
 
 
+@pytest.mark.by_turns
 def test_a_second_call_reads_no_record_of_complete_parts_unless_sums_are_missing(
     talked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +215,7 @@ def killed_at(number: int) -> Iterator[Callable[[], int]]:
         yield lambda: count
 
 
+@pytest.mark.by_turns
 @one_a_day("forward", [False, True], ["recorded windows", "own answers"])
 def test_a_kill_at_any_change_of_the_folder_loses_what_was_in_flight_only(
     tmp_path: Path, forward: bool, monkeypatch: pytest.MonkeyPatch
@@ -284,6 +288,7 @@ with SessionManager(url, engine=EchoEngine(), placement=InProcess()) as manager:
 """
 
 
+@pytest.mark.by_turns
 def test_a_process_that_is_killed_twice_asks_each_turn_once_but_for_those_in_flight(
     talked: str, tmp_path: Path
 ) -> None:
@@ -422,6 +427,7 @@ def test_a_damaged_session_is_named_and_others_are_replayed(tmp_path: Path) -> N
     assert len(ASKED) == 12
 
 
+@pytest.mark.by_turns
 def test_turns_and_sessions_that_come_later_are_not_replayed(talked: str, tmp_path: Path) -> None:
     replayed(talked, tmp_path, scale=AtScale(budget=Budget(tokens=40)), at_once=1)
     assert len(ASKED) == 3

@@ -140,6 +140,7 @@ def test_turns_of_one_conversation_count_as_one_draw() -> None:
     assert widths[0] > 3 * widths[1]
 
 
+@pytest.mark.by_turns
 def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     held, usual = 0, turn(answer(cost=1.0), answer())
     for seed in range(200):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pydantic import BaseModel
 
 from turnwise import (
@@ -212,6 +213,7 @@ def test_a_typed_answer_is_asked_for_by_the_same_schema_with_its_retries(url: st
     assert result.turns[0].change["fields"] == []
 
 
+@pytest.mark.by_turns
 def test_pictures_and_files_have_their_bytes_again(url: str, tmp_path: Path) -> None:
     def talk(manager: SessionManager) -> None:
         chat = manager.open(user_id="ann")

@@ -139,6 +139,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_row_in_sqlite_is_named_but_not_quoted_and_blocks_nothing_else(
     damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -171,6 +172,7 @@ def test_a_damaged_row_in_sqlite_is_named_but_not_quoted_and_blocks_nothing_else
     assert all(noticed.values()), noticed
 
 
+@pytest.mark.by_turns
 async def test_a_damaged_row_in_postgresql_is_named_but_not_quoted_and_blocks_nothing_else(
     database: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -228,6 +228,7 @@ class Database:
         self.run(*(f"DELETE FROM {table}" for table in self.tables()))
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("kind", ON_SQL)
 async def test_a_verb_that_a_table_refuses_leaves_nothing_behind(kind: str, url: str) -> None:
     """Each verb, with each of the tables that it writes to."""
@@ -250,6 +251,7 @@ async def test_a_verb_that_a_table_refuses_leaves_nothing_behind(kind: str, url:
     assert not set(verbs) - refused, set(verbs) - refused
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("kind", ON_REDIS)
 async def test_a_verb_that_a_redis_key_stops_leaves_nothing_behind(
     kind: str, redis_url: str, redis_server: RedisServer

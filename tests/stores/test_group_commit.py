@@ -369,6 +369,7 @@ async def live_at_once(url: str) -> None:
             tasks.create_task(live(store, session, random.Random(session.session_id)))
 
 
+@pytest.mark.by_turns
 def test_a_kill_during_group_commits_loses_no_acknowledged_commit(url: str) -> None:
     """Cases 45, 47 and 63: of each session all turns that were acknowledged are there, whole, once and in order."""
     with Fork(lambda: asyncio.run(live_at_once(url))) as process:

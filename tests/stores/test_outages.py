@@ -413,6 +413,7 @@ async def all_of(store: SQLStore) -> list[Any]:
     return answers
 
 
+@pytest.mark.by_turns
 def test_a_damaged_file_gives_errors_and_never_wrong_answers(filled: Path) -> None:
     """Each page in turn is overwritten in one way or another, or the file cut off in it. Nothing repairs it.
 

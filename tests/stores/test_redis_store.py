@@ -176,6 +176,7 @@ async def outcome(verb: Callable[[SessionStore], Awaitable[Any]], store: Session
         return type(error), getattr(error, "session_id", None)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("seed", range(share(6, 2)))
 async def test_random_calls_give_the_same_answers_as_a_store_in_memory(
     seed: int, redis_url: str, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
@@ -344,6 +345,7 @@ async def steps_of(store: SessionStore, name: str) -> int:
     return count
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("acknowledged", [7, 150])
 def test_after_a_kill_of_the_server_each_acknowledged_commit_is_stored_once_and_whole(
     own_server: OwnServer, acknowledged: int

@@ -222,6 +222,7 @@ def test_a_kill_during_many_commits_loses_no_acknowledged_commit(url: str, tmp_p
     connection.close()
 
 
+@pytest.mark.by_turns
 def test_a_turn_takes_at_most_twice_its_text_and_a_constant_number_of_rows(url: str, tmp_path: Path) -> None:
     """Section 4 of the design: 666 turns, or 2,000, with prompts and answers of 500 characters each."""
     words = random.Random(0)

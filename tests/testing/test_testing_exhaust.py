@@ -46,6 +46,7 @@ def life_of(on_lost: Literal["interrupt", "resume"]) -> Life:
     return life
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("on_lost", ["interrupt", "resume"])
 def test_no_fault_at_any_point_loses_or_doubles_what_was_acknowledged(
     on_lost: Literal["interrupt", "resume"],

@@ -256,6 +256,7 @@ app()
 """
 
 
+@pytest.mark.by_turns
 def test_tables_of_a_framework_that_is_not_installed_are_left_out(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_FRAMEWORKS, "migrate", f"sqlite:///{tmp_path}/chats.db"]
     ran = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)

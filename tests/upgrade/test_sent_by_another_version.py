@@ -84,6 +84,7 @@ def from_earlier(later: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return found
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("kind", UNKNOWN)
 def test_a_setting_that_this_version_does_not_know_is_refused_with_both_named(
     kind: str, from_later: dict[str, list[Any]]
@@ -100,6 +101,7 @@ def test_what_another_process_has_found_is_read_without_what_this_version_does_n
     assert from_later["receipt"] == READ["receipt"]
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "receipt"])
 def test_what_an_earlier_version_sends_is_understood_with_the_defaults_of_what_it_lacks(
     kind: str, from_earlier: dict[str, list[Any]]

@@ -268,6 +268,7 @@ async def test_each_decision_reaches_the_tool_that_asked(kind: str, graph: str, 
     assert blocks[-1] == Text(text="Done.")
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("kind", ["asks_once", "asks_for_a_review", "is_reviewed_twice"])
 async def test_a_kill_at_any_moment_gives_no_decision_to_another_question(kind: str) -> None:
     """Each copy of store and checkpointer is one that a process which was killed before or after a commit leaves."""

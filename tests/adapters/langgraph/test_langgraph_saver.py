@@ -690,6 +690,7 @@ while True:
 """
 
 
+@pytest.mark.by_turns
 def test_after_a_kill_each_acknowledged_checkpoint_is_there_and_whole(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/threads.db"
     with subprocess.Popen([sys.executable, "-c", KILLED, url], stdout=subprocess.PIPE, text=True) as child:
@@ -724,6 +725,7 @@ say(sys.argv[1], "a", int(sys.argv[2]), lambda: print("ready", flush=True) or sy
 """
 
 
+@pytest.mark.by_turns
 def test_two_processes_that_repeat_what_was_refused_lose_nothing_and_fork_nothing(tmp_path: Path) -> None:
     url, turns = f"sqlite:///{tmp_path}/threads.db", scale.share(100, 10)
     command = [sys.executable, "-c", RIVAL, url, str(turns)]

@@ -296,6 +296,7 @@ def test_keys_that_a_server_writes_and_its_options_are_not_logged(caplog: pytest
     assert McpStdio("/bin/serve", ["postgresql://ann:abc@db/x"]).label == "serve postgresql://ann:***@db/x"
 
 
+@pytest.mark.by_turns
 def test_no_program_of_a_server_is_left_when_its_process_is_killed(
     tmp_path: Path, rough_notes: Callable[[], list[str]]
 ) -> None:
@@ -378,6 +379,7 @@ def started(port: int) -> subprocess.Popen[bytes]:
     return process
 
 
+@pytest.mark.by_turns
 def test_a_server_over_http_is_used_again_after_it_was_restarted() -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}/mcp"
@@ -437,6 +439,7 @@ def through_a_proxy() -> httpx2.AsyncClient:
     return httpx2.AsyncClient(transport=Proxy(), timeout=WAIT_S)
 
 
+@pytest.mark.by_turns
 def test_new_tools_are_found_after_a_proxy_ended_the_silent_stream() -> None:
     port = free_port()
     process = started(port)

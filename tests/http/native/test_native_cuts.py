@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from fastapi import FastAPI
 
 from scale import share
@@ -99,6 +100,7 @@ async def test_a_thousand_cuts_lose_nothing_and_repeat_nothing(tmp_path: Path) -
                 assert run == [frame for frame in all_ if frame in run]
 
 
+@pytest.mark.by_turns
 async def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
     """The same over sockets, with a service that stops once in between."""
     rng = random.Random(7)

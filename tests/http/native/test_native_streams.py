@@ -193,6 +193,7 @@ async def test_a_silent_stream_has_heartbeats_and_ends_when_the_service_stops(fo
         assert Frames().feed(text)
 
 
+@pytest.mark.by_turns
 async def test_a_thousand_idle_streams_of_one_process_get_what_comes(folder: Path) -> None:
     many, sessions = 1000, 20
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -237,6 +238,7 @@ async def test_a_user_has_so_many_streams_at_once(folder: Path) -> None:
             assert (await client.get(path)).is_success
 
 
+@pytest.mark.by_turns
 async def test_who_does_not_read_holds_one_page_and_delays_nobody(folder: Path) -> None:
     async with served(folder, auth=False) as (app, client):
         path = await opened(client, "slow reader")

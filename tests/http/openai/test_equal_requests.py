@@ -93,6 +93,7 @@ SESSIONS: dict[Callable[[str], Request], str] = {
 }
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("route", ROUTES)
 async def test_equal_requests_at_once_get_the_answer_of_the_first(
     tmp_path: Path, provider_url: str, route: Callable[[str], Request]

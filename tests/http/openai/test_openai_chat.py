@@ -289,6 +289,7 @@ async def test_results_continue_the_run_that_waits(folder: Path, provider: Local
         assert answer_of(await create(model="local", messages=whole, tools=[WEATHER])) == ("You said: thanks", "stop")
 
 
+@pytest.mark.by_turns
 async def test_a_client_that_leaves_keeps_or_cancels_its_run(folder: Path, provider: LocalProvider) -> None:
     long: list[Any] = [{"role": "user", "content": "word " * 100}]
     async with served(folder, provider) as service:
@@ -447,6 +448,7 @@ async def test_an_agent_of_openai_s_agents_sdk_calls_its_own_tools(folder: Path,
         ] * 2
 
 
+@pytest.mark.by_turns
 async def test_a_server_that_stops_tells_its_clients_to_come_back(folder: Path, provider: LocalProvider) -> None:
     long: list[Any] = [{"role": "user", "content": "word " * 100}]
     async with served(folder, provider) as service, service.client("chat") as client:

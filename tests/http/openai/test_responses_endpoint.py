@@ -132,6 +132,7 @@ def test_responses_continue_each_other_and_fork(ann: Any) -> None:
     assert refused.value.code == "previous_response_not_found"
 
 
+@pytest.mark.by_turns
 def test_a_stream_has_each_event_once_wherever_it_is_cut(ann: Any, service: Served) -> None:
     with ann.responses.stream(model="local", input="long 40") as stream:
         kinds = [event.type for event in stream]
@@ -171,6 +172,7 @@ def test_a_stream_is_parsed_to_a_class(ann: Any) -> None:
     assert checked(ann.responses.retrieve(parsed.id)).text.format.type == "json_schema"
 
 
+@pytest.mark.by_turns
 def test_a_cut_stream_resumed_at_seeded_points_has_each_event_once(
     ann: Any, service: Served, provider: LocalProvider
 ) -> None:
@@ -572,6 +574,7 @@ def test_hostile_ids_and_bodies_are_refused(service: Served) -> None:
         assert nobody.status_code == 401 and nobody.json()["error"]["code"] == "invalid_api_key"
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(("header", "status"), [({}, "completed"), ({"X-On-Disconnect": "cancel"}, "cancelled")])
 def test_a_client_that_leaves_keeps_its_response_unless_it_says_otherwise(
     ann: Any, header: dict[str, str], status: str

@@ -313,6 +313,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return filled(f"sqlite:///{tmp_path_factory.mktemp('few')}/chats.db")
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(
     ("words", "path", "status"),
     [(["console"], "/console/login", 303), (["mcp", "--user", "ann", "--read-only"], "/mcp", 406)],

@@ -76,6 +76,7 @@ async def test_a_service_does_not_look_for_garbage_among_what_it_has_imported(mo
     assert frozen[0] > 100_000
 
 
+@pytest.mark.by_turns
 def test_a_worker_whose_replacement_does_not_start_is_replaced_later(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.by_turns
 def test_sigterm_while_a_service_starts_ends_it_in_order(tmp_path: Path) -> None:
     """It reads its configuration from a pipe that gives it nothing, so it has not begun to serve."""
     pipe = tmp_path / "serve.toml"

@@ -96,6 +96,7 @@ async def test_a_session_and_its_forks_keep_to_one_replica_which_reuses_their_pr
         assert prefilled * 2 < sum(cache.prefilled for cache in in_turn) < everything
 
 
+@pytest.mark.by_turns
 async def test_agents_like_their_caller_reuse_its_prefix_and_its_users_profile() -> None:
     by_their_callers, by_keys_of_their_own = [await prefilled_by_teams(shares) for shares in (True, False)]
     assert by_their_callers < by_keys_of_their_own

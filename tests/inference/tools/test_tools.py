@@ -415,6 +415,7 @@ def test_module_level_tools_pickle_by_name_and_others_by_value() -> None:
         assert pickle.loads(dumps(registry)) == registry
 
 
+@pytest.mark.by_turns
 def test_a_tool_of_a_script_pickles_with_its_local_types() -> None:
     script = """
         from __future__ import annotations

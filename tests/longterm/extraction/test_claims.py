@@ -80,6 +80,7 @@ async def test_of_nine_claims_against_what_was_said_none_becomes_a_fact_if_they_
     assert len(wrong) == most_wrong, wrong
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("checks", [True, False])
 async def test_the_model_decides_about_what_the_rules_let_through(checks: bool) -> None:
     """Of claims in many languages, with the whole message as evidence."""

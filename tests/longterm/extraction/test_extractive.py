@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 from memories.extraction_models import EVER, USER, Model, fact, texts, told
 from memories.item_verbs import count
-from scale import on_stores_in_turn, share
+from scale import share
 from turnwise.errors import ConfigError, InvalidMemoryError, LongTermMemoryError
 from turnwise.memory.conversation.blocks import AnyBlock, System, Text, ToolResult, ToolUse, User
 from turnwise.memory.conversation.spans import Span
@@ -49,7 +49,7 @@ def facts(make_facts: Callable[[], ItemStore]) -> Iterator[ItemStore]:
     asyncio.run(facts.close())
 
 
-@pytest.mark.parametrize(("law", "make_facts"), on_stores_in_turn(contract.LAWS), indirect=["make_facts"])
+@pytest.mark.parametrize("law", contract.LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
 def test_items_without_blocks_obey_the_laws_of_memories(law: Law, make_facts: Callable[[], ItemStore]) -> None:
     """Cases 50, 51, 52 and 54, as each law says; no model is asked."""
     model = Model()
@@ -115,7 +115,7 @@ NOT_OF_FACTS = {
 OF_FACTS = [law for law in contract.LAWS if law not in NOT_OF_FACTS]
 
 
-@pytest.mark.parametrize(("law", "make_facts"), on_stores_in_turn(OF_FACTS), indirect=["make_facts"])
+@pytest.mark.parametrize("law", OF_FACTS, ids=lambda law: law.__name__.removeprefix("check_"))
 def test_extracted_facts_obey_the_laws_of_memories(law: Law, make_facts: Callable[[], ItemStore]) -> None:
     """Cases 50, 51 and 54, as each law says; an item's id deletes all facts that were extracted from it."""
     memory = OneFactPerItem(make_facts())
@@ -539,6 +539,7 @@ async def test_instructions_injected_in_messages_become_no_facts() -> None:
         assert friend == "Bob is a friend" and (quoted_in(quotation) or "").startswith("I am tired.")
 
 
+@pytest.mark.by_turns
 async def test_recalled_text_never_becomes_a_fact() -> None:
     """Case 58. The model answers each text that it was shown or that was recalled as a fact."""
 

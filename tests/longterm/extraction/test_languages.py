@@ -45,6 +45,7 @@ async def extracted(statement: str, claim: str, *, is_stated: bool = True) -> Ex
     return memory
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(("statement", "claim", "query"), FACTS)
 async def test_a_fact_that_is_stated_is_kept_and_found(statement: str, claim: str, query: str) -> None:
     memory = await extracted(statement, claim)

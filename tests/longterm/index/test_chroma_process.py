@@ -39,6 +39,7 @@ def process_id() -> int:
     return process.pid
 
 
+@pytest.mark.by_turns
 def test_vectors_outlive_a_kill_of_the_process_between_requests_and_within_one(index: VectorIndex) -> None:
     add(index, TEXTS[:10])
     os.kill(process_id(), signal.SIGKILL)
@@ -108,6 +109,7 @@ def test_the_process_ends_when_the_one_that_started_it_is_killed(
     folder_lock.release(tmp_path)
 
 
+@pytest.mark.by_turns
 def test_a_thread_that_is_interrupted_leaves_its_answer_to_nobody_else(index: VectorIndex) -> None:
     add(index, TEXTS)
     os.kill(process_id(), signal.SIGSTOP)

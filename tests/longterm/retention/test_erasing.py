@@ -291,6 +291,7 @@ async def test_extracted_facts_are_searched_for(tmp_path: Path) -> None:
     await memory.close()
 
 
+@pytest.mark.by_turns
 async def test_forgetting_many_batches_leaves_nothing(tmp_path: Path, small_batches: int) -> None:
     """More than one batch of everything: pages of SQLite, vectors of Chroma, words."""
     many = 2500 // small_batches
@@ -313,6 +314,7 @@ async def test_forgetting_many_batches_leaves_nothing(tmp_path: Path, small_batc
     assert b"zyzzyv" not in bytes_in(tmp_path)
 
 
+@pytest.mark.by_turns
 async def test_vectors_of_forgotten_items_are_in_no_file_of_chroma(tmp_path: Path) -> None:
     """Neither in its index nor in its database; the vectors of other users stay."""
 

@@ -110,6 +110,7 @@ async def test_what_goes_is_cleared_once() -> None:
     assert cleared == list(range(18)), "each block of the nine turns that went"
 
 
+@pytest.mark.by_turns
 async def test_texts_that_go_make_room_in_the_file(tmp_path: Path) -> None:
     """Of a turn that went stay its run's record, an event, and an empty place for each block: about 0.5 kB."""
     prompt, sizes = "word " * 2_000, {}
@@ -192,6 +193,7 @@ async def test_callers_at_once_never_leave_more_than_the_limit(seed: int) -> Non
     assert asked(await again.reads.turns()) == asked(await core.reads.turns())
 
 
+@pytest.mark.by_turns
 @pytest.mark.usefixtures("quiet")
 def test_no_fault_at_any_point_leaves_more_than_the_limit_or_a_turn_too_few() -> None:
     async def life(faults: Faults) -> None:

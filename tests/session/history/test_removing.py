@@ -340,6 +340,7 @@ async def test_a_removal_is_there_after_a_restart_and_in_an_archive(kind: str, t
     await store.close()
 
 
+@pytest.mark.by_turns
 @pytest.mark.usefixtures("quiet")
 def test_no_fault_at_any_point_leaves_a_removal_half_done() -> None:
     async def life(faults: Faults) -> None:

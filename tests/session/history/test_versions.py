@@ -504,6 +504,7 @@ def test_branches_of_branches() -> None:
     assert showing(inner, 8, 9) == inner and is_shown(showing(inner, 3, 9), 4)
 
 
+@pytest.mark.by_turns
 @pytest.mark.usefixtures("quiet")
 def test_no_fault_at_any_point_loses_a_version_or_answers_twice() -> None:
     async def life(faults: Faults) -> None:
@@ -531,6 +532,7 @@ def test_no_fault_at_any_point_loses_a_version_or_answers_twice() -> None:
     assert exhaust(life, **of_cases())["kill"] > 20
 
 
+@pytest.mark.by_turns
 @pytest.mark.usefixtures("quiet")
 def test_no_fault_at_any_point_of_a_rollback_hides_the_earlier_version() -> None:
     async def life(faults: Faults) -> None:
@@ -556,6 +558,7 @@ def test_no_fault_at_any_point_of_a_rollback_hides_the_earlier_version() -> None
 OUTCOMES = (TurnReplacedError, SessionBusyError, TurnNotFoundError, InvalidInputError, NoActiveRunError)
 
 
+@pytest.mark.by_turns
 def test_reruns_race_each_other_and_all_else_and_lose_nothing() -> None:
     async def schedule(seed: int) -> None:
         world = RacingWorld(seed, kinds=("answer", "raise", "tools", "stubborn"))

@@ -96,6 +96,7 @@ def word(number: int) -> str:
     return "".join("bdfgklmnprstvwz"[(number // 15**index) % 15] + "aeiou"[index % 5] for index in range(4))
 
 
+@pytest.mark.by_turns
 @pytest.mark.timeout(400)
 async def test_of_many_turns_facts_come_from_what_the_user_said_alone(tmp_path: Path) -> None:
     """Case 58: the count of facts is exact, and the model is asked once for a turn, twice if it has claims."""

@@ -468,6 +468,7 @@ async def die(world: MemoryWorld) -> None:
         await world.store.inner.get(SessionKey(SESSION))
 
 
+@pytest.mark.by_turns
 def test_under_faults_memories_have_each_turn_once_and_no_forgotten_turn() -> None:
     """Cases 50, 54, 55: killed, cancelled, discarded, interrupted, switched, flushed, summed up, recalled."""
 

@@ -171,6 +171,7 @@ async def test_agents_that_work_at_once_take_the_time_of_the_longest() -> None:
     assert run.state == "completed" and run.agents_usage.seconds == pytest.approx(SLOW_S, abs=0.05)
 
 
+@pytest.mark.by_turns
 def test_budgets_hold_whatever_fails_or_dies() -> None:
     async def life(faults: Faults) -> None:
         team = await a_team("a", "b", digs=9, faults=faults, run_budget=Budget(tool_calls=4)).begin()

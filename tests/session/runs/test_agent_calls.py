@@ -244,6 +244,7 @@ async def test_a_result_is_given_although_the_delete_that_hands_it_back_fails() 
     assert await team.results() == [("about boats", False)]
 
 
+@pytest.mark.by_turns
 def test_a_caller_of_deleted_agents_goes_on_whatever_fails_or_dies() -> None:
     """One of them is deleted before it begins, the other one before its result is handed over."""
 
@@ -266,6 +267,7 @@ def test_a_caller_of_deleted_agents_goes_on_whatever_fails_or_dies() -> None:
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered", "crash", "fence", "kill")), struck
 
 
+@pytest.mark.by_turns
 def test_agents_are_called_once_whatever_fails_or_dies() -> None:
     """A commit that fails, one that is stored with its answer lost, a kill of any process at each step."""
 
@@ -290,6 +292,7 @@ async def test_agents_answer_though_nobody_reads_the_store_for_what_is_due() -> 
     assert len(await team.agent_runs()) == 3 and await team.store.deliveries() == []
 
 
+@pytest.mark.by_turns
 def test_agents_are_called_once_though_each_delivery_is_handed_over_by_two() -> None:
     """By the process of its sender, and by a dispatcher, whatever fails or dies meanwhile."""
 
@@ -387,6 +390,7 @@ async def test_an_agent_of_a_process_that_lost_its_session_does_not_begin_after_
     assert await team.agent_runs() == []
 
 
+@pytest.mark.by_turns
 def test_a_cancelled_team_ends_soon_whatever_fails_or_dies() -> None:
     above = agent_tool("researcher", engine="above", description="Calls another.")
     slow = agent_tool("researcher", engine="slow", description="Never answers.")

@@ -105,6 +105,7 @@ async def test_the_caller_keeps_a_share_of_its_budget_and_gets_back_what_was_not
     assert (await team.store.get(run.session_key)).agents_usage == run.agents_usage
 
 
+@pytest.mark.by_turns
 def test_each_end_is_told_once_whatever_fails_or_dies() -> None:
     async def life(faults: Faults) -> None:
         look: ScriptedAnswer = [Pause(SLOW_S / 2), ("look", {})]

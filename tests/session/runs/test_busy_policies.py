@@ -654,6 +654,7 @@ def life_of(policy: IfBusy) -> Life:
     return life
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_fault_at_any_point_loses_or_doubles_a_prompt(policy: IfBusy) -> None:
     struck = exhaust(life_of(policy), **of_cases())

@@ -374,6 +374,7 @@ async def carried_out(world: World, key: str, count: int) -> list[str]:
     return run_ids
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("policy", ["enqueue", "interrupt", "merge", "inject"])
 def test_an_occurrence_is_carried_out_once_whatever_fails_or_dies(policy: IfBusy) -> None:
     """A commit that fails, one that is stored with its answer lost, a kill at each step, another owner."""
@@ -419,6 +420,7 @@ def test_schedules_are_added_changed_and_cancelled_once_whatever_fails_or_dies()
 # Races, by seed
 
 
+@pytest.mark.by_turns
 def test_no_occurrence_is_lost_or_doubled_among_callers_cancels_and_owners() -> None:
     """Two dispatchers that read the same, callers who change and cancel, cores that take over, a store that fails."""
 

@@ -111,6 +111,7 @@ def test_a_lost_agent_begins_again_whatever_fails_or_dies() -> None:
     assert all(struck[kind] >= 4 for kind in ("error", "unanswered")), struck
 
 
+@pytest.mark.by_turns
 def test_an_agent_that_any_fault_hits_begins_again() -> None:
     async def life(faults: Faults) -> None:
         team = await a_team(faults).begin()

@@ -148,6 +148,7 @@ async def test_an_earlier_state_of_an_agent_does_not_undo_a_later_one() -> None:
     assert (await team.store.run("go")).questions == {call.call_id: "approved"}
 
 
+@pytest.mark.by_turns
 def test_questions_are_decided_once_whatever_fails_or_dies() -> None:
     async def life(faults: Faults) -> None:
         team = await a_team("a", faults=faults, is_deep=True).begin()

@@ -83,6 +83,7 @@ async def check_counters(store: Any) -> None:
     assert await used(store, TOKENS) == spent.usage.input_tokens + spent.usage.output_tokens
 
 
+@pytest.mark.by_turns
 def test_no_more_runs_are_stored_than_a_quota_allows_whatever_fails_or_dies() -> None:
     """A lost answer counts nothing twice, and a kill counts nothing that is not stored."""
 
@@ -99,6 +100,7 @@ def test_no_more_runs_are_stored_than_a_quota_allows_whatever_fails_or_dies() ->
     assert exhaust(life, **of_cases()).total() > 50
 
 
+@pytest.mark.by_turns
 def test_sessions_that_race_for_the_last_run_exceed_no_quota() -> None:
     async def life(faults: Faults) -> None:
         store = InMemoryStore(clock=asyncio.get_running_loop().time)
@@ -162,6 +164,7 @@ async def test_a_tenant_that_another_process_sets_holds_after_some_seconds() -> 
     assert passed.count("store.tenants_of before") == 1
 
 
+@pytest.mark.by_turns
 def test_each_tenant_has_spent_what_its_counter_says_whatever_fails_or_changes() -> None:
     """A commit counts and books for one tenant, also if the user gets another one meanwhile."""
     tokens = Quota(tenant="*", tokens=10**9, per="month")
@@ -358,6 +361,7 @@ async def test_a_run_that_waits_for_a_quota_can_be_cancelled_and_is_not_counted(
     assert (await used(store, Quota(runs=1, per="day"))) == 1
 
 
+@pytest.mark.by_turns
 def test_runs_that_quotas_queue_survive_kills_and_never_exceed_the_quota() -> None:
     quota = Quota(runs=1, per="minute", then="queue")
 
@@ -448,6 +452,7 @@ async def test_16_processes_exceed_a_quota_of_tokens_by_one_call_each_at_most() 
     print(f"a quota of {most} tokens: {spent} were used, a call takes {largest} at most")
 
 
+@pytest.mark.by_turns
 def test_a_quota_that_is_changed_while_runs_begin_holds_as_it_is_then() -> None:
     """The highest limit that ever held is never exceeded, and after the last change the last limit holds."""
 

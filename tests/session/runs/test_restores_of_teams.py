@@ -62,6 +62,7 @@ GONE = "the agent's session was deleted"
 """The result of an agent whose session was restored away after it was made, and before the call was stored."""
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(
     ("tool", "script"),
     [

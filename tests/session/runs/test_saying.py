@@ -282,6 +282,7 @@ def life_of(story: Story) -> Life:
     return life
 
 
+@pytest.mark.by_turns
 def test_a_text_is_said_once_whatever_fails_or_dies() -> None:
     """A commit that fails, one that is stored with its answer lost, a kill at each step, another owner."""
 
@@ -328,6 +329,7 @@ def test_a_text_is_said_or_not_at_all_beside_other_changes(verb: str) -> None:
 # Races, by seed
 
 
+@pytest.mark.by_turns
 def test_nothing_is_said_twice_or_lost_among_runs_cancels_and_owners() -> None:
     """Callers who run, cancel and say, cores that take over, a store that fails; then an end or a deletion."""
 

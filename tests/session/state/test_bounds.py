@@ -173,6 +173,7 @@ async def test_an_import_that_was_cut_off_is_continued_when_it_is_repeated(key: 
     assert len(await texts_of(again)) == 2 * PART
 
 
+@pytest.mark.by_turns
 async def test_of_a_long_conversation_that_goes_on_only_the_new_turns_are_stored() -> None:
     core, _ = await opened()
     for turns in (2 * PART, 2 * PART, 2 * PART + 3, 4 * PART):
@@ -180,6 +181,7 @@ async def test_of_a_long_conversation_that_goes_on_only_the_new_turns_are_stored
         assert await texts_of(core) == [f"assistant {number}" for number in range(turns)]
 
 
+@pytest.mark.by_turns
 async def test_a_key_of_another_long_conversation_is_refused() -> None:
     core, store = await opened()
     await send(await conversation_of(dialogue(2 * PART), "mine"), core)

@@ -6,6 +6,8 @@ from pathlib import Path
 from random import Random
 from typing import get_args
 
+import pytest
+
 from pages.markdown_blocks import blocks_of
 from turnwise.actors.inference.tools.registry import ToolRegistry
 from turnwise.actors.inference.tools.tool import tool
@@ -61,6 +63,7 @@ def test_the_diagram_has_all_states_and_every_open_one_can_be_left() -> None:
     assert {start for start, end in arrows if end not in ("[*]", start)} == {"[*]", *OPEN_STATES}
 
 
+@pytest.mark.by_turns
 def test_the_arrows_are_the_changes_that_happen_in_random_lives() -> None:
     changes: set[tuple[str, str]] = set()
 

@@ -151,6 +151,7 @@ def traced_after(step: Callable[[int], None], number: int) -> int:
     return tracemalloc.get_traced_memory()[0]
 
 
+@pytest.mark.by_turns
 def test_a_client_of_many_sessions_holds_no_more_than_of_the_last_few(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -174,6 +175,7 @@ def _talk_and_leave(cluster: Cluster, session_id: str) -> None:
     del cluster.turns[session_id]
 
 
+@pytest.mark.by_turns
 def test_a_client_of_many_turns_holds_no_more_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(realm_module, "CACHED_BYTES", 1 << 15)
     cluster = Cluster(monkeypatch)

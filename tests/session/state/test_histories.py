@@ -181,6 +181,7 @@ async def check_life(world: AgentWorld) -> None:
             check_request([*before, *so_far, *next_request(turn)[-1:]])
 
 
+@pytest.mark.by_turns
 @pytest.mark.timeout(900)
 def test_every_life_of_a_session_leaves_valid_requests_and_calls_no_tool_twice() -> None:
     """Cases 8, 9, 19, 21, 22, 28, 31 and 33."""

@@ -59,6 +59,7 @@ DIG = tool(lambda: "nothing", name="dig", description="Digs.", repeatable=True)
 DIGGER = agent_tool("researcher", engine="digger", description="Digs.")
 
 
+@pytest.mark.by_turns
 def test_the_ledger_says_what_runs_say_whatever_fails_or_dies() -> None:
     """A lost answer counts nothing twice, and a kill loses what no commit has stored, in both."""
 

@@ -149,6 +149,7 @@ async def read_all(store: SessionStore, turns: int) -> None:
     await export_session(store, SessionKey(SESSION), lambda line: None)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("make_store", every_second(0), indirect=True)
 async def test_no_read_of_a_long_conversation_holds_a_loop_or_store(make_store: Callable[[], SessionStore]) -> None:
     async with closing(make_store()) as store:
@@ -156,6 +157,7 @@ async def test_no_read_of_a_long_conversation_holds_a_loop_or_store(make_store: 
         await holds_nobody(store, TURNS)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("make_store", every_second(1), indirect=True)
 async def test_no_read_of_large_contents_holds_a_loop_or_store(make_store: Callable[[], SessionStore]) -> None:
     async with closing(make_store()) as store:

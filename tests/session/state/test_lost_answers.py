@@ -199,6 +199,7 @@ def test_a_lost_answer_changes_nothing_for_forks_imports_and_removals() -> None:
     check(story, at_least=8)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("on_lost", ["interrupt", "resume"])
 def test_a_lost_answer_changes_nothing_for_what_a_middleware_stores(on_lost: OnLost) -> None:
     async def story(world: World) -> None:

@@ -75,6 +75,7 @@ def _slow(world: World) -> Any:
     return run
 
 
+@pytest.mark.by_turns
 def test_waiting_and_starting_in_a_loop_never_runs_two_at_once() -> None:
     """Case 4: a finished run is inactive before any waiter wakes; `cancel` cancels the running one."""
 
@@ -113,6 +114,7 @@ def test_waiting_and_starting_in_a_loop_never_runs_two_at_once() -> None:
     assert spread(share(2000, 40), schedule)
 
 
+@pytest.mark.by_turns
 def test_appends_are_all_in_the_context_in_the_order_of_their_acknowledgement() -> None:
     """Cases 5 and 6: appends do not change an active run."""
 
@@ -153,6 +155,7 @@ def test_appends_are_all_in_the_context_in_the_order_of_their_acknowledgement() 
     assert spread(share(2000, 40), schedule)
 
 
+@pytest.mark.by_turns
 def test_a_cancel_at_any_moment_gives_one_outcome_and_a_valid_history() -> None:
     """Cases 8, 9, 19 and 20: before the start, mid-stream, ignored by the engine, after the end, racing completion."""
 
@@ -228,6 +231,7 @@ def test_a_storm_of_submits_with_one_key_makes_one_run() -> None:
     assert spread(share(1000, 40), schedule)
 
 
+@pytest.mark.by_turns
 def test_each_busy_policy_leaves_the_history_it_promises() -> None:
     """Case 17: order of arrival and bound of the queue, what interrupt keeps, what rollback drops."""
 
@@ -276,6 +280,7 @@ def test_each_busy_policy_leaves_the_history_it_promises() -> None:
     assert spread(share(1500, 40), schedule)
 
 
+@pytest.mark.by_turns
 def test_nothing_acknowledged_is_lost_or_doubled_when_the_store_fails_and_owners_change() -> None:
     """Cases 15, 47, 59, 60, 64: any mix of verbs, a store that fails before or after it acts, cores that take over."""
 

@@ -363,6 +363,7 @@ def test_waiters_and_followers_get_an_error_when_the_store_is_restored(is_kept: 
     play(story)
 
 
+@pytest.mark.by_turns
 def test_after_any_restore_later_acknowledgements_are_stored_and_the_session_works() -> None:
     """Between any two steps, with a store that is slow and fails."""
 

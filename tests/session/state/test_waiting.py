@@ -100,10 +100,12 @@ def test_a_caller_that_only_waits_sees_every_suspension() -> None:
     check_schedules(share(1000, 50), "interrupt", FaultPlan(), yields=0.3)
 
 
+@pytest.mark.by_turns
 def test_no_suspension_is_missed_when_the_store_fails() -> None:
     check_schedules(share(1000, 50), "interrupt", FaultPlan(rates={"error": 0.1, "unanswered": 0.1}), yields=0.1)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("on_lost", ["interrupt", "resume"])
 def test_no_suspension_is_missed_when_processes_die(on_lost: str) -> None:
     check_schedules(share(1000, 50), on_lost, FaultPlan(rates={"unanswered": 0.05}), yields=0.1, kills=0.002)

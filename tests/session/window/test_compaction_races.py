@@ -221,6 +221,7 @@ async def base_of(world: WindowWorld) -> tuple[Block, ...]:
     return tuple(outcome.turn.blocks)
 
 
+@pytest.mark.by_turns
 def test_under_faults_trim_and_delete_leave_the_history_whole() -> None:
     """Cases 35 and 41."""
 
@@ -234,6 +235,7 @@ def test_under_faults_trim_and_delete_leave_the_history_whole() -> None:
     assert spread(LIVES, life)
 
 
+@pytest.mark.by_turns
 def test_under_faults_summaries_lose_nothing_and_replace_nothing_twice() -> None:
     """Cases 37, 40, 41 and 43: what the window holds and what its summaries stand for is the whole conversation."""
 
@@ -292,6 +294,7 @@ class _Never:
         return False
 
 
+@pytest.mark.by_turns
 def test_under_faults_blocks_that_left_the_window_are_in_all_memories() -> None:
     """Cases 41 and 42: durable before the window drops it, and nothing is remembered twice."""
 

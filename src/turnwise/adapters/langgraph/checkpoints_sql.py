@@ -13,7 +13,7 @@ from sqlalchemy import BigInteger, Column, Index, LargeBinary, MetaData, Primary
 from turnwise.adapters.langgraph.checkpoints import Commit, Place, Row, Space
 from turnwise.adapters.langgraph.encoding import Ranges
 from turnwise.memory.stores.sql.database import insert_into
-from turnwise.memory.stores.sql.schema_version import WHERE, Schema
+from turnwise.memory.stores.sql.schema_version import BY_KEY, WHERE, Schema
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 from turnwise.memory.stores.sql.statements import Statement
 from turnwise.memory.values.ids import new_key
@@ -40,6 +40,7 @@ spaces = Table(
     Column("head", _ID),
     Column("state", Text, nullable=False),
     Index("turnwise_langgraph_spaces_place", "thread_id", "ns", unique=True),
+    info={BY_KEY: True},
 )
 
 checkpoints = Table(
@@ -53,6 +54,7 @@ checkpoints = Table(
     PrimaryKeyConstraint("space", "id"),
     Index("turnwise_langgraph_checkpoints_id", "id"),
     Index("turnwise_langgraph_checkpoints_run", "run_id", info={WHERE: sa.text("run_id IS NOT NULL")}),
+    info={BY_KEY: True},
 )
 
 elements = Table(
@@ -63,6 +65,7 @@ elements = Table(
     Column("position", BigInteger, nullable=False),
     Column("data", LargeBinary, nullable=False),
     PrimaryKeyConstraint("space", "channel", "position"),
+    info={BY_KEY: True},
 )
 
 writes = Table(
@@ -73,6 +76,7 @@ writes = Table(
     Column("number", BigInteger, nullable=False),
     Column("data", LargeBinary, nullable=False),
     PrimaryKeyConstraint("space", "checkpoint_id", "number"),
+    info={BY_KEY: True},
 )
 
 _PARTS = (checkpoints, elements, writes)

@@ -18,6 +18,7 @@ with framework("langgraph-checkpoint", extra="langgraph", tested="4.3"):
     import ormsgpack
     from langgraph.checkpoint.serde.base import SerializerProtocol
     from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+    from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 Typed = tuple[str, bytes]
 """A serialised value: the serializer's name of its type, and its bytes."""
@@ -67,7 +68,7 @@ def pack(value: Any) -> bytes:
     data = ormsgpack.packb(value)
     # A small window takes less memory, to get which takes longer than to compress. It must reach to the dictionary.
     window, memory = (12, 5) if len(data) <= SMALL_BYTES else (15, 8)
-    compressor = zlib.compressobj(6, zlib.DEFLATED, -window, memory, zdict=_WORDS)
+    compressor = zlib.compressobj(3, zlib.DEFLATED, -window, memory, zdict=_WORDS)
     shorter = compressor.compress(data) + compressor.flush()
     return _COMPRESSED + shorter if len(shorter) < len(data) else _PLAIN + data
 
@@ -104,6 +105,16 @@ class Codec:
     def load(self, typed: Typed) -> Any:
         """Return a value of its serialised, not encrypted form."""
         return self._plain.loads_typed(typed)
+
+    def load_all(self, elements: Sequence[Typed]) -> list[Any]:
+        """Return the values of serialised forms: by one call of LangGraph's own serializer, of those in MessagePack."""
+        if type(self._plain) is not JsonPlusSerializer or any(kind != "msgpack" for kind, _ in elements):
+            return [self._plain.loads_typed(element) for element in elements]
+        count = len(elements).to_bytes(4, "big")  # a list is its length and its elements
+        values: list[Any] = self._plain.loads_typed(
+            ("msgpack", b"".join([b"\xdd", count, *(data for _, data in elements)]))
+        )
+        return values
 
     def seal(self, typed: Typed) -> Typed:
         """Return what is stored of a serialised value: itself, or encrypted."""
@@ -259,7 +270,8 @@ def value_of(codec: Codec, channel: str, ref: Ref, elements: Mapping[tuple[str, 
         if ref[0] == VALUE:
             return codec.load(elements[channel, ref[1]])
         if ref[0] == LIST:
-            return [codec.load(elements[channel, index]) for start, end in spans_of(ref) for index in range(start, end)]
+            places = ((channel, index) for start, end in spans_of(ref) for index in range(start, end))
+            return codec.load_all([elements[place] for place in places])
     except KeyError as error:
         raise CorruptRecordError(f"channel {channel!r}", f"element {error.args[0]} is missing") from None
     values: list[Any] = []

@@ -671,10 +671,11 @@ def _after(
     """Return the state of a space after a write."""
     before = space or Space(new_key())
     revision = _next(before.revision)
-    return replace(
-        before,
-        revision=revision,
+    return Space(
+        before.key,
+        revision,
         written=revision,
+        pruned=before.pruned,
         head=head or before.head,
         writer=claim if _is_of(before, claim) else None,
         ends=before.ends if ends is None else ends,

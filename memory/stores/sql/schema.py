@@ -133,6 +133,7 @@ turns = Table(
     Column("removed", Text),
     Column("marks", Text),
     PrimaryKeyConstraint("session", "idx"),
+    info={BY_KEY: True},
 )
 _has_ttl = sessions.c.ttl_s.is_not(None)
 # Indexed by key, not by the time of expiry: that changes with every commit, and each would write to the index.
@@ -177,6 +178,7 @@ runs = Table(
     Column("engine", Text),
     Column("author", Text),
     PrimaryKeyConstraint("session", "turn_index"),
+    info={BY_KEY: True},
 )
 _open_run = text("state IN ('queued', 'running', 'awaiting_approval')")
 Index("turnwise_runs_open", runs.c.session, runs.c.turn_index, info={WHERE: _open_run})
@@ -208,6 +210,7 @@ events = Table(
     Column("session", _Key, nullable=False),
     *event_columns(),
     PrimaryKeyConstraint("session", "seq"),
+    info={BY_KEY: True},
 )
 Index(
     "turnwise_events_key",

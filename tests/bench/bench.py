@@ -901,7 +901,7 @@ class Bench:
         self.table.judge(title, taken["manager"].median, 0.3, " s", taken["manager"])
 
     def resident(self) -> None:
-        """Measure the memory of a session's own process, compared with an empty actor's."""
+        """Measure the memory of a session's own process, compared with an empty actor's, and of a full host."""
         with self.manager("resident-one", EchoEngine()) as manager:
             actors, sessions = [bare_actor() for _ in range(3)], [manager.open() for _ in range(3)]
             for session in sessions:
@@ -918,6 +918,7 @@ class Bench:
         modules = (memory_after(f"import ray; {IMPORTED}") - memory_after("import ray")) / 2**20
         self.table.line("  of which modules, in a process without Ray's", result=f"{modules:.0f} MB")
         self.table.judge("  to that of a bare actor's", usual / floor, 1.25)
+        packing.in_one_host(self.table, self.url("one-host"), NAMESPACE, self.scale.resident)
 
 
 def first_text(client: openai.OpenAI, api: str, messages: Sequence[Any]) -> tuple[Iterator[Any], str]:

@@ -115,6 +115,26 @@ def residents(table: Table, manage: Manage, count: int, bare_s: float) -> None:
     asyncio.run(open_all())
 
 
+def in_one_host(table: Table, url: str, namespace: str, count: int) -> None:
+    """Measure the memory of one host in which so many sessions are resident, with a turn each."""
+
+    async def open_all() -> int:
+        placement = Packed(hosts=1)
+        async with AsyncSessionManager(url, engine=EchoEngine(), placement=placement, namespace=namespace) as manager:
+
+            async def visit(number: int) -> None:
+                await one_turn(await manager.open(f"session-{number}"))
+
+            await in_batches(visit, range(count))
+            (host,) = hosts_of(manager)
+            size = pss_of(await host.ready.remote())
+            await retire(manager)
+            return size
+
+    goal = 500 * max(1, count / 10_000)
+    table.judge(f"a host with {count:,} resident sessions, a turn each", asyncio.run(open_all()) / 2**20, goal, " MB")
+
+
 async def one_turn(session: AsyncSession) -> None:
     await (await session.run(PROMPT)).wait()
 

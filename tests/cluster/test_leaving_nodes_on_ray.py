@@ -72,6 +72,18 @@ def test_what_was_on_a_node_that_was_killed_answers_again(check: str, postgres: 
     assert outcome_of(check, postgres, tmp_path)
 
 
+def test_commands_tell_what_is_loaded_and_which_node_is_lost_in_a_store_of_100_000_sessions(
+    postgres: str, tmp_path: Path
+) -> None:
+    outcome = outcome_of("watched", postgres, tmp_path)
+    for look in ("top", "top after"):
+        assert outcome[look]["sessions"]["active"] == 100_024, "those that nobody has loaded, too"
+    assert outcome["top"]["runs"]["running"] == 24 and outcome["top"]["hosts"] == 3
+    assert outcome["top after"]["runs"]["running"] == 24 - outcome["on_victim"], "the others end as interrupted"
+    assert "ray nodes" not in outcome["doctor"] and "127.0.0.3" in outcome["doctor after"]["ray nodes"]
+    assert "100,024 sessions" in outcome["doctor after"]["store"]
+
+
 def test_with_fault_tolerance_sessions_go_on_when_the_head_is_killed_and_started_again(
     postgres: str, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+import psycopg
 import ray
 
 from processes.local_cluster import Gated, memory_at, names_of, node_of, placed_on, until
@@ -302,6 +303,64 @@ async def death(cluster: Cluster) -> dict[str, Any]:
             return {**report, "for comparison, the first run of a new session": await seconds(lambda: runs(new))}
 
 
+STORED = 100_000
+"""How many sessions the store has while commands look at a cluster."""
+
+
+def store_copies(url: str, session_id: str, count: int) -> None:
+    """Store copies of a session, which nobody has loaded."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        rows = connection.execute(
+            "SELECT column_name FROM information_schema.columns WHERE table_name = 'turnwise_sessions'"
+        ).fetchall()
+        values = {name: f'"{name}"' for (name,) in rows} | {"key": "number", "session_id": "'stored-' || number"}
+        names, chosen = ", ".join(f'"{name}"' for name in values), ", ".join(values.values())
+        connection.execute(
+            f"INSERT INTO turnwise_sessions ({names}) SELECT {chosen} FROM turnwise_sessions,"
+            f" generate_series(1, {count}) AS number WHERE session_id = '{session_id}'".encode()
+        )
+
+
+async def watched(cluster: Cluster) -> dict[str, Any]:
+    """What commands say of three nodes and many stored sessions, before and after a node is killed."""
+
+    async def look(*words: str) -> dict[str, Any]:
+        began = time.monotonic()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "turnwise", *words, "--json"),
+            env={**os.environ, "RAY_ADDRESS": cluster.nodes.address},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        said = json.loads((await process.communicate())[0])
+        if words[0] == "top":
+            kept = {name: said[name] for name in ("sessions", "runs")} | {"hosts": len(said["hosts"])}
+        else:
+            kept = {
+                line["check"]: line["message"] for line in said if line["check"] in ("ray nodes", "store")
+            }
+        return {"seconds": round(time.monotonic() - began, 1), **kept}
+
+    async with sessions(cluster) as (_, chats, _):
+        url = cluster.urls.format("p")
+        await asyncio.to_thread(store_copies, url, chats[0].id, STORED)
+        runs = [await chat.run("hold look") for chat in chats]
+        on_victim = [chat.id for chat in chats if (await chat.info()).node_id == cluster.victim_id]
+        top, doctor = ("top", url, "--once", "--namespace", "p"), ("doctor", url)
+        outcome: dict[str, Any] = {"top": await look(*top), "doctor": await look(*doctor), "on_victim": len(on_victim)}
+        kill_all(cluster.victim)
+
+        async def is_noticed() -> bool:
+            return not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == cluster.victim_id)
+
+        await until(is_noticed)
+        outcome |= {"top after": await look(*top), "doctor after": await look(*doctor)}
+        cluster.open_gate("look")
+        for run in runs:
+            with suppress(RunEndedError):
+                await run.wait(90)
+        return outcome
+
+
 async def head_dies(cluster: Cluster) -> dict[str, Any]:
     """The head and all its processes are killed, and started again ten seconds later."""
     outcome: dict[str, Any] = {}
@@ -390,6 +449,7 @@ CHECKS: dict[str, tuple[Callable[[Cluster], Awaitable[dict[str, Any]]], dict[str
     "hosts_change": (hosts_change, QUICK),
     "death": (death, QUICK),
     "death_by_default": (death, {}),
+    "watched": (watched, QUICK),
     "head_dies_for_good": (head_dies_for_good, QUICK),
     "head_dies_with_redis": (head_dies, QUICK),
 }

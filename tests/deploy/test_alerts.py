@@ -20,12 +20,15 @@ SERVE = {
 }
 """Metrics of Ray Serve that alerts may use, with their labels."""
 
+RAY = {"ray_memory_manager_worker_eviction_total": ("Name",)}
+"""Metrics of Ray itself that alerts may use, with their labels."""
+
 KUBERNETES = {
     "kube_pod_status_ready": ("namespace", "pod", "condition"),
     "kube_pod_container_status_terminated_reason": ("namespace", "pod", "reason"),
     "kube_pod_container_status_last_terminated_reason": ("namespace", "pod", "reason"),
     "kube_pod_container_status_restarts_total": ("namespace", "pod"),
-    "kube_job_status_failed": ("namespace", "job_name"),
+    "kube_job_failed": ("namespace", "job_name", "condition"),
     "kube_statefulset_status_replicas_ready": ("namespace", "statefulset"),
     "kube_cronjob_status_last_successful_time": ("namespace", "cronjob"),
     "kubelet_volume_stats_used_bytes": ("namespace", "persistentvolumeclaim"),
@@ -43,7 +46,7 @@ def rules() -> list[dict[str, Any]]:
 
 def test_alerts_name_metrics_labels_and_values_that_exist() -> None:
     own = {f"ray_{one.ray_name}{end}": one.labels for one in METRICS.values() for end in ENDS[one.kind]}
-    metrics = {**own, **SERVE, **KUBERNETES}
+    metrics = {**own, **SERVE, **RAY, **KUBERNETES}
     for rule in rules():
         names = re.findall(r"\b(?:ray|kube|kubelet)_\w+", rule["expr"])
         assert names and set(names) <= metrics.keys(), rule["alert"]
@@ -60,9 +63,26 @@ def test_alerts_name_metrics_labels_and_values_that_exist() -> None:
                     assert value in RunState.__args__  # type: ignore[attr-defined]
 
 
+def test_an_increase_counts_what_a_new_series_begins_with() -> None:
+    """A process first reports a counter when it is no longer zero, in which Prometheus sees no increase."""
+    for rule in rules():
+        counted = re.findall(r"increase\((ray_\S+)\[(\w+)\]\)", rule["expr"])
+        for series, time in counted:
+            assert f"({series} unless {series} offset {time})" in rule["expr"]
+        assert rule["expr"].count("increase(ray_") == len(counted)
+
+
 def test_each_alert_has_its_part_in_the_docs() -> None:
     parts = re.findall(r"^## (Turnwise\w+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert parts == [rule["alert"] for rule in rules()]
+
+
+def test_rays_own_dashboard_has_the_other_metrics_of_ray() -> None:
+    (package,) = find_spec("ray").submodule_search_locations  # type: ignore[union-attr,misc]
+    panels = Path(package) / "dashboard/modules/metrics/dashboards/default_dashboard_panels.py"
+    source = panels.read_text(encoding="utf-8")
+    for metric, labels in RAY.items():
+        assert re.search(rf"{metric}{{.*by \({', '.join(labels)}", source)
 
 
 def test_ray_serve_has_these_metrics_with_these_labels() -> None:

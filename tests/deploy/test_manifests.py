@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import tomllib
@@ -16,6 +17,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from referencing import Registry, Resource
 
 from deploying.kustomize import ADDITIONS, DEPLOY, OVERLAYS, Manifest, containers_of, documents, find, render
+from turnwise import Packed
 
 SCHEMAS = Path(__file__).with_name("schemas")
 KUBECTL = Path("/usr/bin/kubectl")
@@ -160,6 +162,32 @@ def test_every_pod_is_admitted_by_the_restricted_policy(manifests: list[Manifest
             assert context["readOnlyRootFilesystem"]
 
 
+def test_no_variables_of_services_stand_beside_turnwises_own(manifests: list[Manifest]) -> None:
+    """Kubernetes makes TURNWISE_REDIS_PORT of a service's name; of one that is named turnwise-serve, a setting."""
+    assert all(spec["enableServiceLinks"] is False for spec in pod_specs(manifests))
+
+
+def test_pods_of_jobs_that_fail_stay_with_their_logs(manifests: list[Manifest]) -> None:
+    """With OnFailure, Kubernetes deletes the pod when the job gives up."""
+    policies = {spec["restartPolicy"] for spec in pod_specs(manifests) if "restartPolicy" in spec}
+    assert policies == {"Never"}
+
+
+def test_databases_reach_nobody(manifests: list[Manifest]) -> None:
+    kinds = {one["metadata"]["name"]: one["spec"] for one in manifests if one["kind"] == "NetworkPolicy"}
+    for name in kinds.keys() & {"turnwise-redis", "turnwise-postgres"}:
+        assert kinds[name]["policyTypes"] == ["Ingress", "Egress"] and "egress" not in kinds[name]
+
+
+def test_logs_of_forty_processes_fit_into_their_volume() -> None:
+    manifests = render(DEPLOY / "overlays/trial")
+    settings = find(manifests, "ConfigMap", "turnwise-environment")["data"]
+    kept = int(settings["RAY_ROTATION_MAX_BYTES"]) * (1 + int(settings["RAY_ROTATION_BACKUP_COUNT"]))
+    (limit,) = {volume["emptyDir"]["sizeLimit"] for spec in pod_specs(find(manifests, "RayService"))
+                for volume in spec["volumes"] if volume["name"] == "ray"}  # fmt: skip
+    assert 40 * 2 * kept < int(limit.removesuffix("Gi")) << 30, "each has one of what it prints, and one of errors"
+
+
 def test_every_container_says_what_it_needs_and_long_ones_how_they_are(manifests: list[Manifest]) -> None:
     for container in containers_of(manifests):
         resources = container["resources"]
@@ -249,6 +277,33 @@ def test_only_the_numbers_of_hosts_and_replicas_differ_in_production() -> None:
         "a worker is Ready by its replica"
     )
     assert replicas[1][1] == workers[1]["maxReplicas"]
+
+
+def test_the_page_says_how_much_production_needs() -> None:
+    """Its requests, with the fewest and with the most workers; and the most sessions of its hosts."""
+    manifests = render(DEPLOY / "overlays/production")
+    cluster = find(manifests, "RayService")["spec"]["rayClusterConfig"]
+    (group,) = cluster["workerGroupSpecs"]
+    once = [cluster["headGroupSpec"], *(one for one in manifests if one["kind"] in ("StatefulSet", "Job"))]
+    parts = [cluster["autoscalerOptions"], *containers_of(once)]
+    (worker,) = containers_of(group)
+    needs = []
+    for count in (group["minReplicas"], group["maxReplicas"]):
+        requests = [part["resources"]["requests"] for part in [*parts, *[worker] * count]]
+        needs.append((sum(cpus(one["cpu"]) for one in requests), sum(gib(one["memory"]) for one in requests)))
+    hosts = tomllib.loads(find(manifests, "ConfigMap")["data"]["serve.toml"])["packed"]["hosts"]
+    (least, least_memory), (most, most_memory) = [(math.ceil(cores), math.ceil(memory)) for cores, memory in needs]
+    page = (DEPLOY.parent / "docs/guides/kubernetes.md").read_text(encoding="utf-8")
+    assert f"needs {least} CPUs and {least_memory} GiB; a quota must allow {most} and {most_memory}," in page
+    assert f"at most {hosts * Packed().max_resident:,} sessions" in page
+
+
+def cpus(quantity: str) -> float:
+    return int(quantity[:-1]) / 1000 if quantity.endswith("m") else int(quantity)
+
+
+def gib(quantity: str) -> float:
+    return int(quantity[:-2]) / {"Gi": 1, "Mi": 1024}[quantity[-2:]]
 
 
 def test_the_route_of_the_gateway_is_that_of_the_ingress(registry: Registry[Any]) -> None:

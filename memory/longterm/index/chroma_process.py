@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from turnwise import __version__
 from turnwise.errors import StoreError, TurnwiseError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class ChromaProcess:
     """A process that carries out the verbs of `VectorCollection`, one at a time. May be used by several threads.
 
     It starts with the first request, and ends when this process ends or is killed. If it is killed itself, the next
-    request starts another.
+    request starts another. It first says its version, as other code may have been installed since this process started.
     """
 
     def __init__(self) -> None:
@@ -55,7 +56,7 @@ class ChromaProcess:
         """Return what a verb of a collection returns or raises, and the dimension of its vectors if that is known.
 
         Raises:
-            StoreError: the process does not start, or was killed again.
+            StoreError: the process does not start, was killed again, or has another version of turnwise.
         """
         request = pickle.dumps((key, verb, args), pickle.HIGHEST_PROTOCOL)
         with self._lock:
@@ -70,15 +71,16 @@ class ChromaProcess:
         return cast("tuple[Any, int | None]", answer)
 
     def _exchange(self, request: bytes) -> Any:
-        process = self._running()
-        requests, answers = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
         try:
+            process = self._running()
+            requests, answers = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
             requests.write(request)
             requests.flush()
             return pickle.load(answers)  # noqa: S301 - of its own process
         except BaseException:
             # Also if this thread is interrupted: the next request would get this one's answer.
-            process.kill()
+            if self._process is not None:
+                self._process.kill()
             self.end()
             raise
 
@@ -91,7 +93,7 @@ class ChromaProcess:
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._owner != os.getpid():
-            self._owner = os.getpid()
+            self._owner, self._process = os.getpid(), None
             atexit.register(self.end)
             self._process = subprocess.Popen(  # noqa: S603 - this program
                 [sys.executable, "-P", "-c", _PROGRAM],
@@ -100,6 +102,10 @@ class ChromaProcess:
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 start_new_session=True,  # an interrupt at the terminal is for the process that asks
             )
+            release = pickle.load(cast(IO[bytes], self._process.stdout))  # noqa: S301 - of its own process
+            if release != __version__:
+                reason = f"turnwise {release} was installed since this process started, which has {__version__}"
+                raise StoreError(f"no vectors in Chroma's folders were read or written: {reason}; start it again")
         return self._process
 
 
@@ -168,9 +174,14 @@ class ProcessVectors:
 
 
 def serve() -> None:
-    """Carry out requests from standard input until that ends, and write the answers to standard output."""
+    """Write the version to standard output, then carry out requests from standard input until that ends.
+
+    The answers go to standard output, too.
+    """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what anybody prints is no answer
+    pickle.dump(__version__, answers, pickle.HIGHEST_PROTOCOL)
+    answers.flush()
     collections: dict[Key, VectorCollection] = {}
     while True:
         try:

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from turnwise import __version__
 from turnwise.errors import StoreError
-from turnwise.memory.longterm.index import folder_lock
+from turnwise.memory.longterm.index import chroma_process, folder_lock
 from turnwise.memory.longterm.index.chroma_process import CHROMA_PROCESS
 from turnwise.memory.longterm.index.locations import ChromaFolder
 from turnwise.memory.longterm.index.vector_index import VectorIndex
@@ -79,6 +80,19 @@ def test_a_process_that_ends_whenever_it_is_asked_is_an_error_that_names_the_fol
         with pytest.raises(StoreError, match=rf"{tmp_path}.* its process ends at each request"):
             len(index.keys())
     assert len(index.keys()) == 0
+
+
+def test_a_process_of_another_version_is_asked_for_nothing(index: VectorIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It starts after this process, so its code may have been installed meanwhile."""
+    add(index, TEXTS[:1])
+    with monkeypatch.context() as before:
+        before.setattr(chroma_process, "__version__", "0.0.9")
+        CHROMA_PROCESS.end()
+        for _ in range(2):
+            with pytest.raises(StoreError, match=rf"turnwise {__version__} was installed .* has 0\.0\.9"):
+                add(index, TEXTS[1:])
+        assert CHROMA_PROCESS._process is None  # noqa: SLF001 - it was ended
+    assert index.keys() == set(TEXTS[:1])
 
 
 OWNER = """

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path, PurePath
 
 import pytest
@@ -122,11 +123,11 @@ def pytest_collection_modifyitems(items):
 """
 
 
-def run_pytest(*arguments: object, folder: Path = TESTS.parent, **env: str) -> str:
+def run_pytest(*arguments: object, env: Mapping[str, str] | None = None, folder: Path = TESTS.parent) -> str:
     """Return what pytest printed, with the variables of an environment besides."""
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *map(str, arguments)],
-        env={**os.environ, **env},
+        env={**os.environ, **(env or {})},
         cwd=folder,
         capture_output=True,
         text=True,
@@ -142,7 +143,7 @@ def test_each_day_a_test_has_another_store_and_another_third_of_those_by_turns_r
     (tmp_path / "days_told.py").write_text(DAYS_TOLD)
     folders = [str(TESTS), str(TESTS / "support"), str(tmp_path), os.environ["PYTHONPATH"]]
     options = ["-p", "conftest", "-p", "days_told", "--rootdir=.", "--collect-only", "-s"]
-    printed = run_pytest(*options, "test_combined.py", folder=tmp_path, PYTHONPATH=os.pathsep.join(folders))
+    printed = run_pytest(*options, "test_combined.py", folder=tmp_path, env={"PYTHONPATH": os.pathsep.join(folders)})
     days: list[list[str]] = [json.loads(line) for line in printed.splitlines() if line.startswith("[")]
     assert len(days) == 9
     for names in days:
@@ -159,8 +160,8 @@ def test_a_lane_alone_leaves_stores_to_other_days(tmp_path: Path) -> None:
     (lane := tmp_path / "lane").mkdir()
     (all_days := tmp_path / "all-days").mkdir()
     (passed,) = passed_of(run_pytest(file))
-    assert passed_of(run_pytest("--all-days", file, **{TAKEN: str(all_days)})) == [passed]
-    assert passed_of(run_pytest(file, **{TAKEN: str(lane)})) < [passed]
+    assert passed_of(run_pytest("--all-days", file, env={TAKEN: str(all_days)})) == [passed]
+    assert passed_of(run_pytest(file, env={TAKEN: str(lane)})) < [passed]
 
 
 def passed_of(printed: str) -> list[int]:

@@ -64,7 +64,8 @@ class Shadow:
     not be a candidate if they have effects.
 
     What the candidate spends is in the ledger as `shadow`, and in no budget and no quota. A record of each answer goes
-    to the sink: see `ShadowRecord`.
+    to the sink: among others its `run_id`, `status`, `seconds`, `model`, `usage`, `run_usage`, `similarity`, `error`,
+    and the tools: `calls`, `run_calls` and `missing`.
 
     Args:
         engine: answers the runs. It does what a manager does with it alone.

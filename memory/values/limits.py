@@ -14,28 +14,31 @@ from pydantic import BaseModel
 from turnwise.errors import TooManyError
 
 MAX_BLOCKS = 2_048
-"""The most prompts of one `append` or `run`, and the most blocks of one imported turn."""
+"""The most prompts of one `append` or `run`; the most messages, with their parts, of a request of OpenAI's dialects or
+of one imported turn."""
 
 MAX_WAITING_BLOCKS = 10_000
 """The most prompts of a session that wait for runs, in its queue and appended, together."""
 
 MAX_BRANCHES = 500
-"""The most branches of a session, by `rerun` and `choose`. Each commit writes them, at some 12 bytes each."""
+"""The most branches of a session since its last `clear`, by `rerun` and `choose`; then `TooManyVersionsError`. Each
+commit writes them, at some 12 bytes each."""
 
 MAX_PROMPTS_BYTES = 16 << 20
-"""The most bytes that the prompts of one call may take together, as UTF-8 JSON."""
+"""The most bytes that the prompts of one call may take together, as UTF-8 JSON; `max_prompt_bytes` limits each."""
 
 MAX_VALUES = 10_000
 """The most values within one JSON value, and within all blocks of one call: members of objects, elements of lists."""
 
 MAX_MESSAGES = 100_000
-"""The most messages of one conversation that are read."""
+"""The most messages of one import, which is stored in several commits."""
 
 MAX_WINDOW_BLOCKS = 10_000
-"""The most blocks of one request of a model. A conversation may be longer: its overflow strategy makes room."""
+"""The most blocks of one request of a model. A conversation may be longer: its overflow strategy makes room; without
+one, its runs fail with the code `window`."""
 
 MAX_NAMES = 1_000
-"""The most ids, names, labels or kinds of one argument."""
+"""The most ids, names, aliases, labels or kinds of one argument."""
 
 
 def check_count(field: str, count: int, limit: str, most: int) -> None:

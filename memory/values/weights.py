@@ -11,7 +11,7 @@ PAGE_BYTES = 1 << 20
 """About how many bytes a page or one step of a long read has: some 1,700 short blocks, or what is longer."""
 
 MAX_PAGE = 1_000
-"""The largest `limit` of a page."""
+"""The most items of a page, whose `next` or `cursor` says whether there is more."""
 
 BLOCK_BYTES = 600
 """Estimated memory of a block without its content, in bytes."""

@@ -179,4 +179,4 @@ def test_an_example_says_first_what_it_shows_and_what_to_install(name: str) -> N
     available = INSTALLED | FRAMEWORKS if name.startswith("adapters/") else INSTALLED
     available |= {beside.stem for beside in (EXAMPLES / name).parent.glob("*.py")}
     assert {name.partition(".")[0] for name in names} <= available | sys.stdlib_module_names
-    assert f"`{name}`" in (EXAMPLES.parent / "docs/examples.md").read_text(encoding="utf-8")
+    assert f"`{name}`" in (EXAMPLES.parent / "docs/reference/examples.md").read_text(encoding="utf-8")

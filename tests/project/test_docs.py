@@ -167,7 +167,7 @@ def test_each_concept_has_a_diagram(page: Path) -> None:
 def test_each_example_is_listed() -> None:
     examples = ROOT / "examples"
     file_names = {path.relative_to(examples).as_posix() for path in examples.rglob("*.*") if path.suffix != ".pyc"}
-    page = (DOCS / "examples.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference/examples.md").read_text(encoding="utf-8")
     assert not [name for name in sorted(file_names) if f"`{name}`" not in page]
 
 

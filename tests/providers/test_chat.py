@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +32,6 @@ from turnwise.memory.providers.endpoints import (
     LESSONS,
     OPENAI,
     PROFILES,
-    Profile,
     lessons_of,
     pack_attached,
     profile_of,
@@ -243,48 +241,9 @@ def test_each_profile_has_a_source() -> None:
     assert all(profile.source.startswith("https://") for profile in PROFILES.values())
 
 
-ALSO = {
-    "has_short_ids": "ids of calls are nine letters and digits",
-    "answers_results": "a prompt never follows results at once",
-    "alternates": "prompts in a row are one message",
-    "has_content": "a message of calls has content",
-    "unknown_keywords": "fewer keywords in tools",
-    "has_long_ids": "ids of calls may be long",
-}
-
-
-def also(profile: Profile) -> list[str]:
-    """Return what the page of endpoints says of a server's further ways."""
-    labels = [label for name, label in ALSO.items() if getattr(profile, name)]
-    labels += [] if profile.stream_options else ["no `stream_options`"]
-    return labels + ([] if profile.returns_thoughts == "never" else ["thoughts go back with calls"])
-
-
-def test_the_page_of_endpoints_has_each_profile_as_it_is() -> None:
-    page = (Path(__file__).parents[2] / "docs/endpoints.md").read_text(encoding="utf-8")
-    rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| `provider`")]
-    assert rows == [
-        f"| {profile.name} | {', '.join(profile.hosts) or 'by name'} | `{profile.limit_field}` "
-        f"| {profile.json_mode} | {profile.json_mode if profile.schema_with_tools else 'tool'} "
-        f"| {', '.join(also(profile))} |"
-        for profile in PROFILES.values()
-    ]
-
-
-def test_the_page_of_endpoints_says_which_parameters_each_lacks() -> None:
-    page = (Path(__file__).parents[2] / "docs/endpoints.md").read_text(encoding="utf-8")
-    lacks = {profile.name: profile.lacks for profile in PROFILES.values() if profile.lacks}
-    lacks["the Responses API"] = tuple(sorted(CHAT_ONLY))
-    starts = tuple(f"- {name}: " for name in (*PROFILES, *lacks))
-    rows = [line for line in page.splitlines() if line.startswith(starts)]
-    renamed = {name: f"; the seed goes out as `{profile.seed_field}`" for name, profile in PROFILES.items()}
-    assert rows == [
-        f"- {name}: {', '.join(f'`{name}`' for name in names)}"
-        + (renamed[name] if name in PROFILES and PROFILES[name].seed_field != "seed" else "")
-        for name, names in lacks.items()
-    ]
+def test_each_parameter_that_a_server_lacks_is_one_of_runs() -> None:
     names = {*PARAMS, "tool_choice.function"}
-    assert names.issuperset(name for names in lacks.values() for name in names)
+    assert names.issuperset(name for profile in PROFILES.values() for name in profile.lacks) and names > CHAT_ONLY
 
 
 def test_calls_without_a_text_are_a_message_without_content() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import griffe
+from typer.main import get_command
 
 import turnwise
 from turnwise import (
@@ -33,12 +35,16 @@ from turnwise import (
     testing,
     transcripts,
 )
+from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.hosting.verbs import VERBS
+from turnwise.actors.inference.echo import EchoEngine
+from turnwise.cli import app
 from turnwise.errors import TurnwiseError
 from turnwise.http.config import PREFIX
 from turnwise.http.problems import status_of
 from turnwise.http.settings import HttpSettings
 from turnwise.memory.longterm.memory_access import MemoryAccess
+from turnwise.memory.providers.endpoints import CHAT_ONLY, PROFILES, Profile
 from turnwise.memory.values import checked_settings
 
 ROOT = Path(__file__).parents[3]
@@ -118,6 +124,11 @@ def pages() -> Mapping[str, str]:
         "environment.md": environment_page(),
         "settings.md": settings_page(),
         "verbs.md": verbs_page(),
+        "routes.md": routes_page(),
+        "endpoints.md": endpoints_page(),
+        "limits.md": limits_page(),
+        "commands.md": commands_page(),
+        "examples.md": examples_page(),
     }
 
 
@@ -401,6 +412,162 @@ def verbs_page() -> str:
     return "\n".join(
         ["# Verbs of a session\n", NOTE, ABOUT_VERBS, table("verb | arguments | what it does | kind", rows())]
     )
+
+
+ABOUT_ROUTES = """\
+What [the service](../http.md) answers. `/docs` of a running service has the fields of requests and answers, with
+examples; `/openapi.json` is for programs. Ids in paths are percent-encoded. With `owner`, a route is about a session
+that this user shares.
+"""
+
+
+def routes_page() -> str:
+    paths = http.create_app(AsyncSessionManager("memory://routes", engine=EchoEngine())).openapi()["paths"]
+    groups: dict[str, list[tuple[str, ...]]] = {}
+    for path, routes in paths.items():
+        for verb, route in routes.items() if path.startswith("/v1/") else ():
+            queried = [f"`{one['name']}`" for one in route.get("parameters", ()) if one["in"] == "query"]
+            about = ". ".join(filter(None, (route["summary"], cell(route.get("description", "")))))
+            row = f"`{verb.upper()} {path}`", about.removesuffix(".") + ".", ", ".join(queried)
+            groups.setdefault(route["tags"][0], []).append(row)
+    parts = [
+        f"## {name.capitalize()}\n\n{table('route | what it does | query', iter(rows))}"
+        for name, rows in groups.items()
+    ]
+    return "\n".join(["# Routes\n", NOTE, ABOUT_ROUTES, *parts])
+
+
+ABOUT_ENDPOINTS = """\
+How servers differ in what they accept of `OpenAIEngine`; [endpoints](../endpoints.md) says what happens with any other.
+`JSON` and `beside tools` say how an answer of a type is requested, the latter where the run has tools, too. With `tool`
+it is the call of a tool, `final_answer`; with `json_object`, the schema is in the instructions.
+"""
+
+FURTHER = {
+    "has_short_ids": "ids of calls are nine letters and digits",
+    "answers_results": "a prompt never follows results at once",
+    "alternates": "prompts in a row are one message",
+    "has_content": "a message of calls has content",
+    "unknown_keywords": "fewer keywords in tools",
+    "has_long_ids": "ids of calls may be long",
+}
+
+
+def endpoints_page() -> str:
+    def rows() -> Iterator[tuple[str, ...]]:
+        for profile in PROFILES.values():
+            with_tools = profile.json_mode if profile.schema_with_tools else "tool"
+            hosts, limit = ", ".join(profile.hosts) or "by name", f"`{profile.limit_field}`"
+            yield f"[{profile.name}]({profile.source})", hosts, limit, profile.json_mode, with_tools, further(profile)
+
+    def missing() -> Iterator[tuple[str, ...]]:
+        for name, lacks in {name: profile.lacks for name, profile in PROFILES.items() if profile.lacks}.items():
+            seed = PROFILES[name].seed_field
+            yield name, ", ".join(f"`{one}`" for one in lacks), "" if seed == "seed" else f"`{seed}`"
+        yield "the Responses API", ", ".join(f"`{one}`" for one in sorted(CHAT_ONLY)), ""
+
+    return "\n".join(
+        [
+            "# Servers\n",
+            NOTE,
+            ABOUT_ENDPOINTS,
+            table("`provider` | host | limit of an answer | JSON | beside tools | also", rows()),
+            "## Parameters that a server lacks\n",
+            table("server | refused parameters of runs | the seed is sent as", missing()),
+        ]
+    )
+
+
+def further(profile: Profile) -> str:
+    """Return in which further ways a server differs."""
+    labels = [label for name, label in FURTHER.items() if getattr(profile, name)]
+    labels += [] if profile.stream_options else ["no `stream_options`"]
+    return ", ".join(labels + ([] if profile.returns_thoughts == "never" else ["thoughts go back with calls"]))
+
+
+ABOUT_LIMITS = """\
+What has too many parts is refused before any is looked at. `TooManyError` names the bound and the count; over HTTP it
+is 422, in OpenAI's dialects 400.
+"""
+
+LIMITS = {
+    "MAX_BLOCKS": "memory.values.limits",
+    "MAX_WAITING_BLOCKS": "memory.values.limits",
+    "MAX_BRANCHES": "memory.values.limits",
+    "MAX_PROMPTS_BYTES": "memory.values.limits",
+    "MAX_VALUES": "memory.values.limits",
+    "MAX_DEPTH": "memory.values.frozen_json",
+    "MAX_MESSAGES": "memory.values.limits",
+    "MAX_WINDOW_BLOCKS": "memory.values.limits",
+    "MAX_TOOLS": "memory.conversation.calls.run_tools",
+    "MAX_NAMES": "memory.values.limits",
+    "MAX_PAGE": "memory.values.weights",
+    "PAGE_BYTES": "memory.values.weights",
+    "MAX_BODY_DEPTH": "http.middleware.counts",
+    "MAX_DIGITS": "http.middleware.counts",
+    "MAX_PARAMETERS": "http.middleware.counts",
+}
+"""The modules of the bounds of what one call may bring."""
+
+
+def limits_page() -> str:
+    def rows() -> Iterator[tuple[str, ...]]:
+        for name, module in LIMITS.items():
+            docstring = package()[f"{module}.{name}"].docstring
+            assert docstring
+            yield f"`{name}`", f"{getattr(import_module(f'turnwise.{module}'), name):,}", cell(docstring.value)
+
+    return "\n".join(["# Limits of a call\n", NOTE, ABOUT_LIMITS, table("bound | value | what it limits", rows())])
+
+
+ABOUT_COMMANDS = """\
+`--help` of a command describes its options; [the command line](../cli.md) says what all share.
+"""
+
+
+def commands_page() -> str:
+    def rows(commands: Mapping[str, Any], before: str) -> Iterator[tuple[str, ...]]:
+        for name, command in commands.items():
+            if group := getattr(command, "commands", None):
+                yield from rows(group, f"{before} {name}")
+            else:
+                options = [f"`{one.opts[0]}`" for one in command.params if one.param_type_name == "option"]
+                yield f"`{before} {name}`", cell(command.help), ", ".join(options)
+
+    commands: Mapping[str, Any] = vars(get_command(app))["commands"]
+    return "\n".join(
+        ["# Commands\n", NOTE, ABOUT_COMMANDS, table("command | what it does | options", rows(commands, "turnwise"))]
+    )
+
+
+ABOUT_EXAMPLES = """\
+Each is one file of the repository's folder `examples`, to copy and change; its first lines say how to run it. Without
+`OPENAI_API_KEY`, a simulated model answers; with it, `OPENAI_MODEL` and `OPENAI_BASE_URL` choose the model. In
+notebooks, `SessionManager` blocks the cell; `AsyncSessionManager` is awaited at the top level. Engines and tools of a
+cell travel by value.
+"""
+
+OTHER_EXAMPLES = {
+    "notebook.ipynb": "Sessions, turns, runs, events and memories as tables.",
+    "tutorial/tutorial.ipynb": "The tutorial as a notebook.",
+    "grafana.json": "A dashboard of the metrics.",
+    "serve.toml": "Settings of `turnwise serve`.",
+    "serve_config.yaml": "Settings of `serve deploy`.",
+}
+"""What examples show that are no programs."""
+
+
+def examples_page() -> str:
+    examples = ROOT / "examples"
+
+    def rows(files: Iterable[Path]) -> Iterator[tuple[str, ...]]:
+        for file in files:
+            about = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+            yield f"`{file.relative_to(examples).as_posix()}`", cell((about or "").partition("\n")[0])
+
+    rest = ((f"`{name}`", about) for name, about in OTHER_EXAMPLES.items())
+    listed = [*rows(sorted(examples.glob("*.py"))), *rows(sorted(examples.glob("*/*.py"))), *rest]
+    return "\n".join(["# Examples\n", NOTE, ABOUT_EXAMPLES, table("file | what it shows", iter(listed))])
 
 
 def main() -> None:

@@ -420,7 +420,7 @@ def test_an_errors_message_has_all_its_fields() -> None:
 
 
 def test_each_cited_case_is_in_the_list_of_cases() -> None:
-    page = (ROOT / "docs/cases.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/design/cases.md").read_text(encoding="utf-8")
     cases = {int(number) for number in re.findall(r"^(\d+)\. ", page, re.MULTILINE)}
     assert cases == set(range(1, 66))
     for path in sorted((ROOT / "tests").rglob("*.py")):

@@ -15,6 +15,8 @@ from filled import HOSTILE, files, filled, on_terminal, rows, text_of, turnwise
 from turnwise import EchoEngine, InProcess, SessionManager
 from turnwise.cli.common import reading
 from turnwise.memory.conversation.sessions import SessionRecord
+from turnwise.memory.deliveries.records import Delivery
+from turnwise.memory.deliveries.webhooks import call_prefix
 from turnwise.memory.stores.urls import open_store
 
 
@@ -38,6 +40,27 @@ def test_ls_lists_sessions_with_what_they_do(store: str) -> None:
     chat = rows_by_session["chat"]
     assert (chat["title"], chat["user"], chat["agent"], chat["turns"]) == ("A week in Oslo", "ann", "travel", "2")
     assert int(chat["tokens"]) > 0 and chat["changed"] == "just now"
+
+
+def test_failed_calls_of_a_webhook_are_counted_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    with SessionManager(url, engine=EchoEngine(), placement=InProcess()) as manager:
+        manager.open("chat")
+        webhook_id = manager.webhook("https://example.org/hook", events=["run.failed"]).id
+
+    async def give_up(count: int) -> None:
+        store = open_store(url)
+        for number in range(count):
+            name = f"{call_prefix(webhook_id)}{number}"
+            given_up = Delivery(delivery_id=name, session_id="chat", key=name, kind="call", occurs_at=1.0, due_at=None)
+            await store.add_delivery(given_up)
+        await store.close()
+
+    asyncio.run(give_up(2))
+    for most, count in ((3, "2"), (2, "2+")):
+        monkeypatch.setattr("turnwise.cli.webhooks._MOST", most)
+        (webhook,) = rows(turnwise("webhooks", "ls", url).stdout)
+        assert webhook["failed"] == count
 
 
 def test_ls_filters_and_pages(store: str) -> None:

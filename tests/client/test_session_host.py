@@ -22,8 +22,9 @@ from turnwise.actors.hosting.reach import REACH_S
 from turnwise.actors.hosting.runtime import AwayError
 from turnwise.actors.hosting.wire import SessionRef
 from turnwise.actors.wire_version import packed
-from turnwise.errors import SessionLostError
+from turnwise.errors import KeyMissingError, SessionLostError
 from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.longterm.retention.deletion_report import Forgotten
 
 
 class Lookup:
@@ -89,6 +90,40 @@ def test_a_process_that_cannot_be_reached_is_looked_for_so_long_and_no_longer(
     with pytest.raises(SessionLostError, match="'s'"):
         ask(Lookup(), monkeypatch, call)
     assert REACH_S < clock.now - began < REACH_S + 5
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_a_session_that_cannot_be_read_is_deleted_unless_memories_are_to_forget_it(
+    memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deleted: list[SessionKey] = []
+
+    def end(host: SessionHost) -> None:
+        raise KeyMissingError("ann")
+
+    def delete(key: SessionKey) -> int:
+        deleted.append(key)
+        return 3
+
+    monkeypatch.setattr(SessionHost, "end", end)
+    monkeypatch.setattr(steps, "run", lambda _, work, *arguments: work(*arguments))
+    client: Any = SimpleNamespace(
+        has_store=True,
+        is_live=lambda _: True,
+        memories=[object()],
+        history_store=None,
+        portal=None,
+        session_store=SimpleNamespace(delete=delete),
+        drop=lambda _: None,
+    )
+    host, key = SessionHost(client, SessionRef(SessionKey("s", "ann"))), SessionKey("s", "ann")
+    if memory:
+        with pytest.raises(KeyMissingError):
+            host.remove(memory=True, verify=False)
+        assert deleted == []
+    else:
+        assert host.remove(memory=False, verify=False) == Forgotten(sessions=1, turns=3)
+        assert deleted == [key]
 
 
 def test_a_verb_that_may_not_be_repeated_is_sent_once_to_a_process_that_is_there(

@@ -17,6 +17,7 @@ from turnwise.console.app import _Console
 from turnwise.console.elements.frame import Frame
 from turnwise.console.pages.conversation import _Conversation
 from turnwise.console.pages.memories import _Memories
+from turnwise.console.pages.search import _Search
 from turnwise.http import HttpSettings, Service
 
 
@@ -93,6 +94,35 @@ async def test_a_further_page_of_memories_is_not_shown_under_another_user() -> N
         answered.set()
         await further
         assert shown == ([] if user == "bob" else ["Ann's"])
+
+
+class _Control:
+    """An element of a page that is hidden, or is not."""
+
+    text, is_hidden = "", False
+
+    def set_text(self, text: str) -> None:
+        self.text = text
+
+    def classes(self, add: str = "", remove: str = "") -> None:
+        self.is_hidden = (self.is_hidden or add == "hidden") and remove != "hidden"
+
+
+async def test_a_search_leads_to_pages_that_there_are() -> None:
+    class Manager:
+        async def search(self, *_: Any, cursor: str | None, **__: Any) -> Any:
+            return SimpleNamespace(items=(), cursor=None if cursor else "25")
+
+    viewer = SimpleNamespace(sees_all=False, user_id="ann", manager=Manager())
+    frame: Any = SimpleNamespace(viewer=viewer, wake=asyncio.Event())
+    page: Any = _Search(frame, {"q": "boats", "user": "", "role": "", "mark": ""})
+    page._note, page._list, page._earlier, page._later = (_Control() for _ in range(4))  # noqa: SLF001 - no browser
+    page._shown = ()  # noqa: SLF001 - no browser
+    for turn_over, hidden in ((None, (True, False)), (page._forward, (False, True)), (page._back, (True, False))):  # noqa: SLF001 - as its buttons do
+        if turn_over:
+            turn_over()
+        await page.refresh()
+        assert (page._earlier.is_hidden, page._later.is_hidden) == hidden  # noqa: SLF001 - no browser
 
 
 class _Page(list[str]):

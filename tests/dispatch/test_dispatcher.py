@@ -23,6 +23,7 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.deliveries.payload import run_payload
 from turnwise.memory.deliveries.records import Delivery, DeliveryChange
 from turnwise.memory.deliveries.schedules import Schedule
+from turnwise.memory.quotas.records import CounterKey, Quota
 from turnwise.memory.stores.in_memory import InMemoryStore
 from turnwise.testing.exhaust import exhaust
 from turnwise.testing.faults import FaultPlan, Faults
@@ -529,6 +530,20 @@ async def test_an_attempt_that_fails_is_repeated_after_growing_pauses_and_says_w
         del stage.errors["bad"]
         await asyncio.sleep(61.0)
     assert stage.keys == ["good", "bad"]
+
+
+async def test_what_a_quota_puts_off_comes_in_the_next_period_and_has_not_failed() -> None:
+    stage = await made()
+    await stage.add("d", 1.0)
+    quota = Quota(runs=1, per="minute")
+    stage.errors["d"] = quota.exceeded(CounterKey("", "", quota.quota_id), used=1, ends=60, now=1.0)
+    async with stage.dispatching():
+        await asyncio.sleep(30.0)
+        (put_off,) = await stage.store.inner.deliveries()
+        assert (put_off.due_at, put_off.attempts) == (60.0, 0) and "try again" in put_off.why
+        stage.errors.clear()
+        await asyncio.sleep(31.0)
+    assert stage.keys == ["d"] and len(stage.attempts) == 2
 
 
 async def test_a_delivery_that_can_never_be_carried_out_is_given_up_and_stays() -> None:

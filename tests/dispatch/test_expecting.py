@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from turnwise.actors.cluster.dispatcher_process import DispatcherProcess
 from turnwise.actors.hosting.placement import Dedicated
 from turnwise.actors.hosting.reach import Presence
 from turnwise.errors import StoreError
+from turnwise.memory.stores.conformance.fixtures import a_delivery, own
+from turnwise.memory.stores.in_memory import InMemoryStore
 
 
 class Silent:
@@ -42,6 +45,24 @@ def an_alarm(monkeypatch: pytest.MonkeyPatch, presence: Presence) -> DispatcherP
 
 async def test_an_actor_that_ray_starts_again_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     await an_alarm(monkeypatch, Presence(False, 0, "restarting", is_coming=True)).expect()
+
+
+@pytest.mark.parametrize("count", [0, 1])
+async def test_the_actor_is_started_if_something_is_to_be_due(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = InMemoryStore()
+    await own(store)
+    for number in range(count):
+        await store.add_delivery(a_delivery(f"d{number}"))
+    spec: Any = SimpleNamespace(place=SimpleNamespace(open_store=lambda runtime: store))
+    alarm, started = DispatcherProcess("space", "store", Dedicated(), spec), []
+
+    async def expect() -> None:
+        started.append(True)
+
+    monkeypatch.setattr(alarm, "_find", lambda: None)
+    monkeypatch.setattr(alarm, "expect", expect)
+    await alarm.carry_on()
+    assert len(started) == count
 
 
 async def test_an_actor_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from servers.over_http import over_http
 from turnwise import (
     AsyncSessionManager,
     EchoEngine,
@@ -253,6 +254,14 @@ def test_without_a_place_files_are_refused_and_attachments_stay(database: str, e
             chat.run("look", Image(file="file-" + "0" * 24))
         assert chat.run("look", large).wait().blocks[1] == large
         chat.delete()
+
+
+def test_files_are_listed_in_pages_also_over_http(tmp_path: Path) -> None:
+    with over_http(f"sqlite:///{tmp_path}/chats.db", engine=EchoEngine()) as manager:
+        files = manager.open("chat").files
+        file_ids = sorted(files.put(f"{number}.txt", b"text").file_id for number in range(3))
+        assert [file.file_id for file in files.list(limit=2)] == file_ids[:2]
+        assert [file.file_id for file in files.list(after=file_ids[1])] == file_ids[2:]
 
 
 def test_files_are_bounded_for_a_session_and_for_a_user(tmp_path: Path) -> None:

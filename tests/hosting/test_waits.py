@@ -321,6 +321,16 @@ def test_a_wait_without_a_free_place_fails_after_its_timeout_or_a_minute(
     assert ANSWER_S < SLICE_S
 
 
+def test_a_wait_that_has_lost_its_place_fails_after_its_timeout(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(call: Message) -> Any:
+        return REFUSAL if len(caller.calls) > 1 else caller.waits(call)
+
+    caller, began = Caller(clock, monkeypatch, answer), clock.now
+    with pytest.raises(OverloadedError):
+        caller.run.wait(2 * SLICE_S)
+    assert clock.now - began == pytest.approx(2 * SLICE_S)
+
+
 def test_a_minute_without_a_place_counts_from_the_last_slice(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(call: Message) -> Any:
         return REFUSAL if len(caller.calls) % 4 else caller.waits(call)

@@ -107,6 +107,11 @@ def test_tokens_that_cannot_be_used_are_refused_and_not_quoted(
         assert TOKEN not in str(caught.value)
 
 
+def test_a_token_of_the_least_length_is_found() -> None:
+    least = "sixteen-letters."
+    assert BearerTokens({least: "ann"}).find(least) == Identity("ann")
+
+
 def test_tokens_that_are_no_json_or_not_there_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tokens.json").write_text(f"{TOKEN}: ann", encoding="utf-8")
     with pytest.raises(ConfigError, match="JSON object") as caught:

@@ -112,9 +112,10 @@ def test_tokens_and_costs_are_counted_as_the_ledger_has_them(manager_of: MakeMan
         chat.run("hello").wait()
         with pytest.raises(QuotaExceededError, match="of 1 tokens per month"):
             chat.run("again")
-        used = {use.quota.unit: use.used for use in manager.quotas(user_id="ann")}
+        tokens, cost = manager.quotas(user_id="ann")
         total = manager.usage(user_id="ann").total
-        assert used == {"tokens": total.input_tokens + total.output_tokens, "cost": pytest.approx(total.cost)}
+        assert tokens.used == total.input_tokens + total.output_tokens and tokens.left == 0  # it used more than it may
+        assert cost.used == pytest.approx(total.cost) and cost.left == pytest.approx(100.0 - total.cost)
 
 
 def test_a_quota_of_an_agent_leaves_other_sessions_alone(manager_of: MakeManager) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from typer import testing
 
+from patience import within
 from turnwise import (
     AsyncSessionManager,
     EchoEngine,
@@ -26,6 +28,8 @@ from turnwise.errors import InvalidInputError, RunFailedError
 from turnwise.memory.conversation.blocks import ToolResult, ToolUse
 from turnwise.replay import AtScale, FunctionGrader, Replay, Selection, ShadowRecords, replay
 from turnwise.testing import LocalProvider
+
+until = within(30.0)
 
 PROMPTS = ("Hello.", "And now?", "Goodbye.")
 
@@ -126,6 +130,17 @@ def test_records_have_the_cost_of_the_candidate(is_priced: bool, tmp_path: Path)
             assert not replay(manager, **options, prices=prices).undecided
             texts = replay(manager, **{**options, "fail_if": "refusals > +1%"})
             assert "Shadow(texts=True)" in texts.undecided[0]
+
+
+def test_a_candidate_that_took_too_long_is_said_to_have(tmp_path: Path) -> None:
+    url, records = f"sqlite:///{tmp_path}/chats.db", tmp_path / "shadows"
+    new = FunctionEngine(lambda turn: asyncio.sleep(60, "late"))
+    engine = Shadow(NOW, new, share=1, sink=records, timeout_s=0.01)
+    with SessionManager(url, engine=engine, placement=InProcess()) as manager:
+        manager.open("one").run("Hello.").wait()
+        until(lambda: [path for path in records.glob("*") if path.read_text().endswith("\n")])
+    (turn,) = compared(url, ShadowRecords(records)).turns
+    assert turn.answer.status == "failed" and turn.answer.why == "the candidate took longer than timeout_s"
 
 
 async def test_records_without_texts_have_measures_only(tmp_path: Path) -> None:

@@ -682,6 +682,15 @@ def test_a_corrupt_record_is_named_and_never_skipped(
         assert audit(redis_server) == 0
 
 
+async def test_a_run_is_found_by_its_user_alone(redis_url: str) -> None:
+    async with closing(RedisStore(redis_url)) as store:
+        await (await own(store, user_id="ann")).commit(new_run=a_run("run", 0, user_id="ann"))
+        assert (await store.run("run", "ann")).user_id == "ann"
+        for user in ("bob", "an", "nn", ""):
+            with pytest.raises(RunNotFoundError):
+                await store.run("run", user)
+
+
 async def test_a_session_without_its_hash_or_epoch_is_corrupt_and_nothing_is_written(
     redis_url: str, redis_server: RedisServer
 ) -> None:

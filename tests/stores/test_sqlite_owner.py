@@ -20,7 +20,7 @@ import pytest
 from processes.forks import Fork
 from turnwise.errors import ConfigError, StoreError
 from turnwise.memory.stores.sql import sqlite_owner
-from turnwise.memory.stores.sql.sqlite_owner import SQLiteOwner
+from turnwise.memory.stores.sql.sqlite_owner import SQLiteOwner, lock_holder
 from turnwise.memory.stores.store_owner import StoreOwner
 
 
@@ -124,6 +124,12 @@ def test_a_ray_with_a_token_is_named_with_the_variables_that_join_it(
         pytest.raises(ConfigError, match=f"set RAY_ADDRESS={address} RAY_AUTH_MODE=token;"),
     ):
         take(file, StoreOwner("127.0.0.1:1", "two"))
+
+
+def test_a_file_that_no_other_process_has_open_has_no_holder(tmp_path: Path) -> None:
+    assert lock_holder(tmp_path / "missing.db") is None
+    (tmp_path / "left.db.lock").write_bytes(b"")
+    assert lock_holder(tmp_path / "left.db") is None
 
 
 def test_a_missing_folder_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
 from turnwise.actors.session.core import SessionCore
 from turnwise.actors.session.engines.budget import Price
+from turnwise.client.shared.sending import run_body
 from turnwise.errors import ConfigError, OverloadedError
 from turnwise.http.assembly import assemble
 from turnwise.http.config import load
@@ -532,6 +533,13 @@ def test_the_current_span_comes_before_a_requests_header() -> None:
     with received({"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}), trace.use_span(span):
         assert f"{span.get_span_context().span_id:016x}" in callers_trace()["trace"]["traceparent"]
     span.end()
+
+
+def test_a_run_over_http_is_started_with_the_callers_trace() -> None:
+    caller = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    with received(caller):
+        _, headers = run_body("chat", ["hello"], {})
+    assert headers.items() >= caller.items()
 
 
 def test_a_service_has_telemetry_by_its_configuration(tmp_path: Path) -> None:

@@ -143,6 +143,11 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], reason: str) -> No
         ScriptedEngine(**settings)
 
 
+async def test_a_pause_of_no_time_is_a_pause() -> None:
+    stage = Stage(ScriptedEngine([[Pause(0), "one"]]))
+    assert text(await stage.run()) == "one"
+
+
 def test_it_pickles_and_is_the_same_engine_afterwards() -> None:
     call: ScriptedAnswer = ("weather", {"city": "Paris"})
     script: list[ScriptedAnswer] = [Thinking(text="Hm."), call, ContextOverflowError("too long"), Pause(1), OSError]

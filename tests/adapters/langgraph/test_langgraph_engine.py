@@ -13,6 +13,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
+from langgraph.prebuilt import ToolNode
 from langgraph.runtime import Runtime
 from langgraph.types import Send, interrupt
 from pydantic import BaseModel
@@ -493,6 +494,30 @@ async def test_what_internal_models_and_subgraphs_say_is_counted_and_not_recorde
     outcome = await Stage(LangGraphEngine(changed)).run()
     assert [block.text for block in output(outcome) if isinstance(block, Text)] == ["note: inner thought", "answer"]
     assert outcome.run.usage and outcome.run.usage.calls == 2
+
+
+async def test_tool_calls_of_a_subgraph_are_not_recorded() -> None:
+    @tool
+    def count(word: str) -> str:
+        """Count letters."""
+        return str(len(word))
+
+    node = ToolNode([count])  # of both graphs, so the run is asked before each call
+    model = ScriptedChat(reply=script(calls(("count", {"word": "boats"})), "inner thought"))
+    inner = agent(model, [count], node=node).compile()
+
+    async def think(state: Any) -> Any:
+        thought = await inner.ainvoke({"messages": [("user", "think")]})
+        assert [message.text for message in thought["messages"] if isinstance(message, ToolMessage)] == ["5"]
+        return {"messages": [HumanMessage("note", name="thinker")]}
+
+    changed: Any = StateGraph(State)
+    changed.add_node("think", think)
+    changed.add_node("agent", agent(ScriptedChat(reply=script("answer"))).nodes["agent"].runnable)
+    changed.add_node("tools", node)
+    changed.add_edge(START, "think").add_edge("think", "agent").add_edge("tools", "agent")
+    outcome = await Stage(LangGraphEngine(changed)).run()
+    assert [type(block) for block in output(outcome)] == [Text, Text]
 
 
 async def test_only_a_checkpointer_that_a_function_made_is_closed_with_its_session() -> None:

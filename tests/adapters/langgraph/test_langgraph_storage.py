@@ -11,8 +11,19 @@ from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 from turnwise.adapters import TurnwiseSaver
+from turnwise.adapters.langgraph.checkpoints import Commit, InMemoryCheckpoints, Row, Space
 
 FIRST, MORE, LENGTH = 20, 60, 180
+
+
+def test_pending_writes_go_with_their_checkpoint() -> None:
+    store, place, space = InMemoryCheckpoints(), ("t", ""), Space(1)
+    store.commit(
+        place, Commit(before=None, after=space, rows=[Row("a", None, None, b"row")], writes=[("a", 1, b"write")])
+    )
+    assert store.writes(1, ["a"]) == {"a": [b"write"]}
+    store.commit(place, Commit(before=space, after=space, removed=["a"]))
+    assert store.writes(1, ["a"]) == store.early_writes(1) == {}
 
 
 def test_the_file_of_a_conversation_has_at_most_ten_times_its_text(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx2
 import pytest
-from mcp import StdioServerParameters
+from mcp import MCPError, StdioServerParameters, types
 from ray import cloudpickle
 
 from frameworks import city_mcp, rough_mcp
@@ -242,6 +242,16 @@ def test_a_server_that_cannot_be_started_is_one_typed_error(
     )
     with pytest.raises(ToolServerError, match=reason):
         mcp_tools(server)
+
+
+def test_of_errors_that_come_together_the_one_is_told_that_is_no_mere_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> NoReturn:
+        ended = MCPError(code=types.CONNECTION_CLOSED, message="it ended")
+        raise ExceptionGroup("both", [ended, BrokenPipeError("the pipe broke")])
+
+    monkeypatch.setattr(connection, "stdio_client", broken)
+    with pytest.raises(ToolServerError, match="BrokenPipeError: the pipe broke"):
+        mcp_tools(McpStdio(sys.executable))
 
 
 @pytest.mark.parametrize("how", ["slow", "endless", "elsewhere"])

@@ -232,6 +232,18 @@ def test_a_call_that_another_process_makes_again_is_one_item() -> None:
     assert [(item["type"], item["status"]) for item in output] == [("mcp_call", "completed"), ("message", "completed")]
 
 
+def test_a_call_without_a_result_is_incomplete_at_an_early_end() -> None:
+    log = Log(random.Random(6))
+    log.answer(PAY)
+    log.add(ApprovalRequested, call_id="pay", name="pay", input=PAY.input, wants="approval")
+    log.add(CallDecided, call_id="pay", verdict="approved")
+    log.add(RunResumed, why="all decisions have been made")
+    log.add(ToolStarted, call_id="pay", name="pay")
+    log.add(RunCancelled, why="enough")
+    output = sent(log.events, 1)[-1]["response"]["output"]
+    assert [(item["type"], item["status"]) for item in output] == [("mcp_call", "incomplete")]
+
+
 def test_text_of_a_lost_process_is_incomplete_and_numbers_keep_rising() -> None:
     log = Log(random.Random(2))
     log.stream(["Let me think. "], "This will be lo")

@@ -13,6 +13,7 @@ from test_tool_loop import Script, Scripted, Stage, results, use
 from engine_calls import HEALTHY, Recorder, engine_at, run, turn
 from quirks import QuirkServer
 from schedules import inline
+from turnwise.actors.client.shared import provided_result
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.actors.inference.engine import EngineBuilder, engine_of_run
 from turnwise.actors.inference.middleware import SystemPrompt
@@ -103,6 +104,16 @@ async def test_a_run_waits_for_its_external_tools_and_continues_in_any_process(k
     await stage.core.reads.wait("next")
     after = await stage.core.reads.run("next")
     assert (after.instructions, after.tools) == (None, {}), "they are not carried to the next run"
+
+
+async def test_a_provided_result_that_is_an_error_stays_one() -> None:
+    stage = Stage(Extended([[use("c1", "weather", city="Oslo")], [Text(text="done")]], ToolRegistry()))
+    await stage.start(tools=TOOLS)
+    await stage.until(stage.awaits)
+    decision = provided_result.provided(ToolResult(call_id="", text="closed", is_error=True), is_error=False)
+    await stage.core.approvals.decide("run", "c1", decision)
+    (result,) = results(await stage.outcome())
+    assert (result.text, result.is_error) == ("closed", True)
 
 
 async def test_arguments_are_checked_by_the_schema_before_anybody_is_asked() -> None:

@@ -13,6 +13,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, NoReturn
@@ -227,6 +228,21 @@ async def test_a_signal_wakes_threads_and_coroutines() -> None:
     assert waiting[0].cancelled()
     thread.join(LONG_S)
     assert woken == [True] and signal.is_set()
+
+
+def test_a_wait_that_was_given_up_keeps_nothing_of_its_loop() -> None:
+    signal = CancelSignal()
+
+    async def give_up() -> weakref.ref[asyncio.AbstractEventLoop]:
+        waiting = asyncio.create_task(signal.wait_async())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        return weakref.ref(asyncio.get_running_loop())
+
+    loop = asyncio.run(give_up())
+    gc.collect()
+    assert loop() is None and not signal.is_set()
 
 
 def test_listeners_are_called_once_and_not_after_their_removal() -> None:

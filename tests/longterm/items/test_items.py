@@ -251,6 +251,13 @@ def test_the_name_of_a_space_is_checked(tmp_path: Path) -> None:
             SQLItems(f"sqlite:///{tmp_path}/facts.db", space=space)
 
 
+async def test_postgresql_keeps_null_characters_and_what_stands_for_them(database: str) -> None:
+    texts = ["\0", "\ufdd00", "\ufdd0\ufdd0", "\0\ufdd00"]
+    async with closing_async(SQLItems(database)) as facts:
+        await facts.put(USER, [MemoryItem(id=str(number), text=text) for number, text in enumerate(texts)])
+        assert [stored.item.text for stored in await facts.scan()] == texts
+
+
 async def test_postgresql_deletes_any_number_of_sessions_by_the_same_statements(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

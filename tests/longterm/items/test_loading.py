@@ -141,6 +141,13 @@ async def test_items_without_vectors_are_pending_until_they_have_them(text: SQLI
     assert await text.dropped() == [key_of("ann", "2", "B fact")]
 
 
+async def test_keys_of_vectors_are_listed_from_the_latest_item_on(text: SQLItems) -> None:
+    await text.add([(ANN, [item("1"), item("2"), item("3")])], with_vectors=True)
+    first, second, third = await text.pending("a", 10)
+    await text.mark([first, third], "a")
+    assert await text.keys("a") == ([third.key, first.key], [second.key])
+
+
 async def test_words_of_forgotten_items_are_in_no_file(text: SQLItems, tmp_path: Path) -> None:
     await text.add(
         [

@@ -199,6 +199,12 @@ def test_an_item_has_a_bounded_part_in_an_index() -> None:
     assert len(index_of([MemoryItem(id="huge", text="A word. " * 500_000)]).rows) <= 2_048
 
 
+def test_the_first_different_words_of_an_item_are_indexed_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(item_words, "MOST_WORDS", 3)
+    index = index_of([MemoryItem(id="long", text="walrus violin walrus lemon tractor")])
+    assert found_words(index, ["walrus", "violin", "lemon", "tractor"]) == ["walrus", "violin", "lemon"]
+
+
 @pytest.mark.by_turns
 def test_a_text_of_fifty_kilobytes_is_found_by_each_of_its_words() -> None:
     text = distinct(6_600)

@@ -443,6 +443,20 @@ async def test_a_use_that_is_noted_during_a_write_is_written_within_a_second() -
     assert uses.noted("ann", 0.0) == set()
 
 
+async def test_a_use_that_a_write_has_is_not_written_again() -> None:
+    notes = SlowNotes()
+    uses = Uses(notes.write)
+    uses.note("ann", ["1"], 1.0)
+    writing = asyncio.create_task(uses.write())
+    await notes.begun.wait()
+    uses.note("ann", ["1"], 1.0)
+    notes.goes_on.set()
+    await writing
+    assert uses.noted("ann", 0.0) == set()
+    await uses.close()
+    assert notes.calls == [[Use("ann", ("1",), 1.0)]]
+
+
 @pytest.mark.virtual_time
 async def test_uses_that_could_not_be_written_are_tried_again_without_others() -> None:
     notes = SlowNotes(fails=3)

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from engines import ScriptedEngine
 from schedules import SESSION, inline
 from turnwise.actors.inference.engine import InferenceRunner, SessionView, StepContext
+from turnwise.actors.inference.function_engine import FunctionEngine
 from turnwise.actors.inference.tools.context import ToolContext
 from turnwise.actors.inference.tools.loop import ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
@@ -138,6 +140,20 @@ async def test_steps_nest_within_their_tool_call() -> None:
     progress = [event.step for event in events if isinstance(event, CustomEvent) and event.name == "progress"]
     assert progress == ["a", parse.id]
     assert [event.parent for event in events if isinstance(event, StepStarted)] == ["a", fetch.id]
+
+
+async def test_a_step_whose_body_raises_is_an_error() -> None:
+    async def answer(turn: Turn, context: Any) -> str:
+        with suppress(KeyError), context.step("fetch"):
+            raise KeyError("boats")
+        with context.step("parse"):
+            return "done"
+
+    core, store = await a_core(engine=FunctionEngine(answer))
+    await core.admission.start(["go"], run_id="run")
+    await core.reads.wait("run")
+    steps = [step for step in steps_of(await events_of(store)) if step.kind == "step"]
+    assert [(step.name, step.is_error) for step in steps] == [("fetch", True), ("parse", False)]
 
 
 @pytest.mark.parametrize("stores", [False, True])

@@ -91,7 +91,8 @@ class OpenAIEngine:
     system: str | None = None
     """A system prompt that replaces the conversation's own in every request; never stored.
 
-    Questions of turnwise's own, such as for a title, a summary or facts, keep theirs."""
+    Questions of turnwise's own, such as for a title, a summary or facts, keep theirs. They also get no tools, and
+    nothing else that gives the engine's answers a form: neither `output_type` nor such fields of `extra`."""
     base_url: str | None = None
     """The API's URL; if omitted, OPENAI_BASE_URL, else OpenAI's own. Its query is sent with each request."""
     azure: AzureOpenAI | None = None

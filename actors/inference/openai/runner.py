@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from turnwise.actors.inference.engine import ASIDE, RunContext
+from turnwise.actors.inference.engine import ASIDE, RunContext, output_of
 from turnwise.actors.inference.observing import NO_OPERATION, Operation, part
 from turnwise.actors.inference.openai.fields import BrokenOffError
 from turnwise.actors.inference.openai.request import RequestSettings
@@ -226,7 +226,12 @@ class OpenAIRunner:
         is_later_step = _ends_in_results(turn.blocks) and not _ends_in_results(turn.asked)
         tools = [tool.definition for tool in tools_of_run(context.tools)]
         settings = self._api.settings.of_run(
-            context.model, context.params, tools, is_later_step=is_later_step, prefix_key=context.prefix_key
+            context.model,
+            context.params,
+            tools,
+            is_later_step=is_later_step,
+            prefix_key=context.prefix_key,
+            is_aside=context.run_id == ASIDE,
         )
         return OpenAIRunner(self._settings, self._client, self._api.of_run(settings), self._library, self._router)
 
@@ -240,7 +245,7 @@ class OpenAIRunner:
         if context.instructions:
             own = system_of(conversation)
             conversation.append(System(text=f"{own}\n\n{context.instructions}" if own else context.instructions))
-        output = OutputType.read(context.output_type or self._settings.output_type)
+        output = OutputType.read(output_of(context, self._settings.output_type))
         if self._router is None:
             return await self.ask_here(conversation, output, context)
         router, retries = self._router, self._settings.max_retries

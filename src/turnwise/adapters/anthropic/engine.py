@@ -81,7 +81,8 @@ class AnthropicEngine:
     system: str | None = None
     """A system prompt that replaces the conversation's own in every request; never stored.
 
-    Questions of turnwise's own, such as for a title, a summary or facts, keep theirs."""
+    Questions of turnwise's own, such as for a title, a summary or facts, keep theirs. They also get no tools, and
+    nothing else that gives the engine's answers a form: neither `output_type` nor such fields of `extra`."""
     thinking: int | Literal["adaptive"] | None = None
     """How the model thinks before it answers: with at most this many tokens, from 1024, or as much as it finds right.
     If omitted, the model's own default applies."""

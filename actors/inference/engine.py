@@ -97,7 +97,7 @@ class RunContext(Protocol):
     def instructions(self) -> str | None:
         """The system prompt of this run alone; None if it has none. An `Extensible` engine must apply it.
 
-        Requests have it after the engine's or the conversation's own system prompt.
+        Requests have it after the engine's system prompt and the conversation's own.
         """
 
     @property
@@ -500,7 +500,9 @@ class RequestFrame:
     model: str = ""
     """The model's name; empty if it is not known."""
     system: str | None = None
-    """A system prompt that replaces the conversation's; None if the conversation's is sent."""
+    """The engine's system prompt; None if it has none. The conversation's follows it."""
+    replaces_system: bool = False
+    """Whether the conversation's system prompt is not sent."""
     tools: Sequence[Mapping[str, Any]] = ()
     """The tools declared to the model, as JSON objects."""
     max_output_tokens: int | None = None

@@ -12,6 +12,7 @@ from turnwise.actors.inference.engine import ASIDE, RunContext, output_of
 from turnwise.actors.inference.observing import NO_OPERATION, Operation, part
 from turnwise.actors.inference.openai.fields import BrokenOffError
 from turnwise.actors.inference.openai.request import RequestSettings
+from turnwise.actors.inference.openai.settings import joined_prompt
 from turnwise.actors.inference.openai.stream import AnswerStream
 from turnwise.actors.inference.openai.structured_output import Form
 from turnwise.actors.inference.redaction import redacted
@@ -241,10 +242,9 @@ class OpenAIRunner:
         if context.instructions and not (turn.asked or turn.output):
             conversation = before_answer(conversation)
         if self._settings.system is not None and context.run_id != ASIDE:
-            conversation.append(System(text=self._settings.system))
+            conversation.append(System(text=joined_prompt(self._settings.system, system_of(conversation)) or ""))
         if context.instructions:
-            own = system_of(conversation)
-            conversation.append(System(text=f"{own}\n\n{context.instructions}" if own else context.instructions))
+            conversation.append(System(text=joined_prompt(system_of(conversation), context.instructions) or ""))
         output = OutputType.read(output_of(context, self._settings.output_type))
         if self._router is None:
             return await self.ask_here(conversation, output, context)

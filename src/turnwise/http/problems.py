@@ -252,8 +252,8 @@ def answer_errors(app: FastAPI) -> None:
     """Answer turnwise's errors that leave the routes of an app, as the service does: with their status, as problems.
 
     A problem is JSON of the type `application/problem+json` (RFC 9457). What may be tried again later has the header
-    `Retry-After`. Remedies in `detail` name methods of Python, since an app has routes of its own. Errors of the server,
-    whose status is 500 or higher, are logged.
+    `Retry-After`. Remedies in `detail` name methods of Python, since the app's routes are its own. Errors of the
+    server, whose status is 500 or higher, are logged.
     """
     _answer_errors(app, of_service=False)
 

@@ -76,7 +76,7 @@ class Window:
         """The position at which the newest turn's output begins, if known. Prompts in it have joined its run, and begin
         no exchange, since the output of a turn stays whole while it is the newest. They are never its first block."""
         self._sends_system = sends_system
-        """Whether the conversation's own system prompt is sent. An engine may replace it."""
+        """Whether the conversation's own system prompt is sent. An engine's middleware may replace it."""
         self._spans = spans
         self._cache = cache
         self._index = index

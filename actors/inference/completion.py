@@ -10,17 +10,19 @@ from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 from turnwise.actors.inference.attempt import checked, leave_behind
-from turnwise.actors.inference.engine import ASIDE, Closable, EngineBuilder, NewEvent, SessionView
+from turnwise.actors.inference.engine import ASIDE, Closable, EngineBuilder, NewEvent, SessionView, Structured
 from turnwise.errors import EngineError, SummaryRefusedError
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import Block, Text
 from turnwise.memory.conversation.calls.tool_calls import CallState
 from turnwise.memory.conversation.events import Event
+from turnwise.memory.conversation.output_type import OutputType
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.conversation.usage import Usage, unreported
 from turnwise.memory.longterm.memory_access import MemoryAccess
 from turnwise.memory.longterm.model_usage import Bill
 from turnwise.memory.tokens.counter import RoughCounter
+from turnwise.memory.values.frozen_json import freeze
 
 Result = TypeVar("Result")
 
@@ -33,12 +35,19 @@ async def ask(
     context: CompletionContext,
     off_loop: Callable[..., Awaitable[Any]],
     grace_s: float,
+    *,
+    schema: Mapping[str, Any] | None = None,
 ) -> list[Block]:
     """Return the engine's answer to a request. Builds a runner and closes it; use `within` for a timeout.
+
+    Args:
+        schema: the JSON schema of the answer, which is not checked. An engine that is not `Structured` does not get it.
 
     Raises:
         Exception: any error of the engine.
     """
+    if schema is not None and isinstance(builder, Structured):
+        builder, context.output_type = builder.answering(schema), OutputType(schema=freeze(schema), retries=None).record
     shown = Turn(context.session.session_id, TurnRecord(index=0), BlockCache()).showing(request)
     return await ask_turn(builder, shown, context, off_loop, grace_s)
 

@@ -47,7 +47,9 @@ class SessionView:
 ASIDE = "aside"
 """The run id in the context of a question that is no turn, such as for a title, a summary or facts.
 
-Its request has a system prompt of its own, which an engine must not replace by that of its conversations.
+Its request has a system prompt of its own and, in `RunContext.output_type`, the form of its answer. An engine must not
+apply what it has for its conversations beside these: a system prompt, a type of answers, tools and their choice, stop
+sequences. Its model, its other settings, its middleware and its hooks apply.
 """
 
 
@@ -95,7 +97,7 @@ class RunContext(Protocol):
     def instructions(self) -> str | None:
         """The system prompt of this run alone; None if it has none. An `Extensible` engine must apply it.
 
-        Requests have it after the engine's or the conversation's own system prompt.
+        Requests have it after the engine's system prompt and the conversation's own.
         """
 
     @property
@@ -146,6 +148,14 @@ class RunContext(Protocol):
             model: the model whose prices apply, if the session has prices.
             tool: the tool that was called, if the usage is a tool's: its calls, and what they cost.
         """
+
+
+def output_of(context: RunContext, own: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the type of an answer, as `RunContext.output_type`: the run's, else the engine's own.
+
+    A question of turnwise's own never has that of the engine.
+    """
+    return context.output_type or (own if context.run_id != ASIDE else None)
 
 
 class ToolStandIn(Protocol):
@@ -490,7 +500,9 @@ class RequestFrame:
     model: str = ""
     """The model's name; empty if it is not known."""
     system: str | None = None
-    """A system prompt that replaces the conversation's; None if the conversation's is sent."""
+    """The engine's system prompt; None if it has none. The conversation's follows it."""
+    replaces_system: bool = False
+    """Whether the conversation's system prompt is not sent."""
     tools: Sequence[Mapping[str, Any]] = ()
     """The tools declared to the model, as JSON objects."""
     max_output_tokens: int | None = None

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeAlias, cast
 from pydantic import PlainValidator
 
 from turnwise.actors.inference.blocking_calls import on_thread
-from turnwise.actors.inference.engine import RunContext, SessionView, StepContext
+from turnwise.actors.inference.engine import RunContext, SessionView, StepContext, output_of
 from turnwise.actors.inference.middleware import Middleware, wrap
 from turnwise.actors.inference.tools.loop import ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry
@@ -133,7 +133,8 @@ class _FunctionRunner:
             EngineError: the function returned or yielded something else than text, blocks and usage.
             Exception: what the function raised.
         """
-        shown = cast(StepContext, _TypedContext(context, self._output_type)) if self._output_type else context
+        output_type = output_of(context, self._output_type)
+        shown = cast(StepContext, _TypedContext(context, output_type)) if output_type else context
         call = partial(self._function, turn, *((shown,) if self._requires_context else ()))
         answer = _Answer(_name(self._function), context)
         result = call() if _is_async(self._function) else await _on_thread(call, answer)
@@ -219,7 +220,7 @@ class _TypedContext:
 
     def __init__(self, context: StepContext, output_type: Mapping[str, Any]) -> None:
         self._context = context
-        self.output_type = context.output_type or output_type
+        self.output_type = output_type
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)

@@ -39,10 +39,9 @@ class EngineModel:
         Raises:
             EngineError, TimeoutError: there is no answer.
         """
-        structured = schema is not None and self.is_typed
-        builder = self._builder.answering(schema) if structured else self._builder  # type: ignore[attr-defined]
         session = SessionView(session_id="memory", user_id="memory", agent=None, metadata={})
-        completion = partial(ask, builder, request, CompletionContext(session, self._bill), asyncio.to_thread, GRACE_S)
+        context = CompletionContext(session, self._bill)
+        completion = partial(ask, self._builder, request, context, asyncio.to_thread, GRACE_S, schema=schema)
         return answer_text(await within(completion, self._timeout_s, GRACE_S))
 
     def _bill(self, usage: Usage, model: str | None) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 from turnwise.errors import (
-    ArchiveError,
     CorruptRecordError,
     SessionBusyError,
     SessionChangedError,
@@ -23,7 +22,7 @@ from turnwise.errors import (
     StoreError,
     TurnwiseError,
 )
-from turnwise.memory.archive.file import ArchiveFile, part_of
+from turnwise.memory.archive.file import ArchiveFile, part_of, updated_at
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord, SessionStatus
 from turnwise.memory.event_store.base import HistoryStore, delete_sessions
 from turnwise.memory.files.access import FileAccess
@@ -399,7 +398,7 @@ async def _written(
     try:
         await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
         try:
-            if await asyncio.to_thread(_is_of, path, session):
+            if await asyncio.to_thread(updated_at, path) == session.updated_at:
                 await asyncio.to_thread(shutil.copyfile, path, part)
             with part.open("a", encoding="ascii", newline="\n") as file:
                 if not file.tell():
@@ -431,19 +430,6 @@ def _drop(written: Iterable[tuple[Path, Path]]) -> None:
     for part, _ in written:
         with suppress(OSError):
             part.unlink(missing_ok=True)
-
-
-def _is_of(path: Path, session: SessionRecord) -> bool:
-    """Return whether a file has the session as of its last commit. A file under its final name is complete."""
-    from turnwise.memory.archive.format import read_lines
-
-    try:
-        with path.open(encoding="ascii") as file:
-            first = next(read_lines(file))
-    except (FileNotFoundError, ArchiveError, ValueError):
-        return False
-    record = first.value.get("session")
-    return isinstance(record, dict) and record.get("updated_at") == session.updated_at
 
 
 _NAME = 120

@@ -291,6 +291,10 @@ class VectorMemory:
         await self._store.close()
         await self._vectors.close()
 
+    async def load_ahead(self) -> None:
+        """See `LoadsAhead`: Chroma, if it has a folder, and Chroma's default embedding, if it was downloaded."""
+        await asyncio.to_thread(self._index.load_ahead)
+
     async def prepare(self, scope: Scope) -> None:
         """Bring the user's index up to date in steps, as far as there is time. Other work runs between the steps.
 

@@ -309,6 +309,28 @@ async def test_of_two_sweeps_with_archives_one_deletes_and_both_leave_the_file(t
     await import_session(store, path.read_text().splitlines())
 
 
+@pytest.mark.parametrize("together", [True, False])
+async def test_a_sweep_that_stood_still_does_not_replace_a_later_archive(
+    together: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its last check and its file's name, the session is used, expires again and is swept by another."""
+    store, put_files = InMemoryStore(), expiry._put  # noqa: SLF001 - where the sweep stands still
+    monkeypatch.setattr(expiry, "deletes_unchanged", lambda _: together)
+    session = await put(store, "s")
+
+    async def stand_still(written: Any) -> Any:
+        monkeypatch.setattr(expiry, "_put", put_files)
+        owned = (await store.activate(session.key)).session
+        await store.commit(session.key, owned.epoch, Commit(session=owned.committed(title="Oslo", updated_at=105.0)))
+        assert (await sweep(store, NOW + 10, tmp_path)).archived == keys("s")
+        return await put_files(written)
+
+    monkeypatch.setattr(expiry, "_put", stand_still)
+    assert await sweep(store, NOW, tmp_path) == Swept()
+    (path,) = files(tmp_path)
+    assert (await import_session(store, path.read_text().splitlines())).title == "Oslo"
+
+
 class Asked:
     """A cluster client for sessions that all have a process, which answers with an error."""
 

@@ -14,7 +14,7 @@ from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.cli.mcp import _Guarded
-from turnwise.http import BearerTokens, create_app
+from turnwise.http import BearerTokens, answer_errors, create_app
 from turnwise.http.assembly import assemble
 from turnwise.http.config import load
 from turnwise.http.middleware.origins import KnownHosts
@@ -62,6 +62,26 @@ async def test_what_is_missing_is_found_by_a_request(path: str, remedy: str) -> 
         answer = await client.get(path)
     assert answer.status_code == 404
     assert answer.json()["detail"].endswith(f": {remedy}") and "()" not in answer.text
+
+
+async def test_remedies_in_an_app_of_ones_own_name_no_route_of_the_service() -> None:
+    app = FastAPI()
+    answer_errors(app)
+    async with AsyncSessionManager("memory://words", engine=EchoEngine(), placement=InProcess()) as manager:
+
+        @app.get("/chats/{chat}")
+        async def chat(chat: str) -> str:
+            return (await manager.get(chat)).id
+
+        @app.get("/answers/{run}")
+        async def answer(run: str) -> str:
+            return (await manager.execution(run)).run_id
+
+        async with client_of(app) as client:
+            answers = [await client.get(path) for path in ("/chats/one", "/answers/one")]
+    assert [answer.status_code for answer in answers] == [404, 404]
+    details = [answer.json()["detail"] for answer in answers]
+    assert details[0].endswith(": open() creates one") and details[1].endswith(": runs() lists those there are")
 
 
 @pytest.mark.parametrize("verb", ["runs", "schedules"])

@@ -308,7 +308,7 @@ class Session:
                 of an object, of at most 64 KB; then `turn.parsed` is a dict.
             output_retries: how often, 0 to 100, an answer that does not match is returned to the model with the
                 errors; each retry is a step of the run. After the last one the run fails with OutputInvalidError.
-            instructions: a system prompt for this run alone. Its requests have it after the engine's or the
+            instructions: a system prompt for this run alone. Its requests have it after the engine's and the
                 conversation's own; no history has it.
             tools: up to 128 tools for this run alone, made by `external_tool`, beside the engine's own. A run that
                 calls them waits until their results come by `provide` of its handle, from any process. Their JSON

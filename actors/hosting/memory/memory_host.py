@@ -37,7 +37,7 @@ from turnwise.memory.longterm.base import (
 )
 from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.longterm.model_usage import billed_to
-from turnwise.memory.longterm.recall import word_frequency as frequency
+from turnwise.memory.longterm.recall.loading import LoadsAhead, load_ranking
 from turnwise.memory.longterm.retention.about import mentions
 from turnwise.memory.longterm.retention.deletion import Erasure, erase
 from turnwise.memory.longterm.retention.retention import Sweeping
@@ -160,7 +160,10 @@ class MemoryHost:
             return False
 
     async def do_warm(self) -> None:
-        await asyncio.gather(self._memory(), asyncio.to_thread(frequency.load))
+        """Open the memory, and load what its first recall needs."""
+        memory, _ = await asyncio.gather(self._memory(), asyncio.to_thread(load_ranking))
+        if isinstance(memory, LoadsAhead):
+            await memory.load_ahead()
 
     async def stop(self) -> None:
         """Stop what is done in the background. Nothing may be called afterwards. The memory stays open."""

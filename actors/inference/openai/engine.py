@@ -24,6 +24,7 @@ from turnwise.actors.inference.openai.settings import (
     http_client,
     is_header,
     is_key,
+    joined_prompt,
     keeps_attachments,
     replacing_prompt,
 )
@@ -89,9 +90,11 @@ class OpenAIEngine:
     provider: str | None = None
     """The server's profile, if the host of `base_url` does not identify it: one of `PROFILES`, such as "vllm"."""
     system: str | None = None
-    """A system prompt that replaces the conversation's own in every request; never stored.
+    """A system prompt before the conversation's own (its last `System` block) in every request; never stored.
+    `SystemPrompt` in `middleware` replaces that of the conversation instead.
 
-    Questions of turnwise's own, such as for a title, a summary or facts, keep theirs."""
+    Questions of turnwise's own, such as for a title, a summary or facts, keep theirs. They also get no tools, and
+    nothing else that gives the engine's answers a form: neither `output_type` nor such fields of `extra`."""
     base_url: str | None = None
     """The API's URL; if omitted, OPENAI_BASE_URL, else OpenAI's own. Its query is sent with each request."""
     azure: AzureOpenAI | None = None
@@ -254,15 +257,17 @@ class OpenAIEngine:
     def frame(self) -> RequestFrame:
         """See `Framed`.
 
-        `system` is the engine's own, else the text of the last `SystemPrompt` middleware with `if_present="replace"`.
+        `system` is the engine's own, then the text of the last `SystemPrompt` middleware with `if_present="replace"`.
         A `SystemPrompt` that keeps the conversation's own is left out; if the conversation has none, the request is
         longer by that text. Changes by other middleware are not included. Of several output limits, the largest counts.
         """
         fields = self._api(self.registry.definitions(), self._first_url or "", "").fields
+        replacing = replacing_prompt(self.middleware)
         limits = [limit for name in LIMITS if isinstance(limit := fields.get(name), int) and limit > 0]
         return RequestFrame(
             model=self.model,
-            system=replacing_prompt(self.middleware) if self.system is None else self.system,
+            system=joined_prompt(self.system, replacing),
+            replaces_system=replacing is not None,
             tools=tuple(fields.get("tools") or ()),
             max_output_tokens=max(limits, default=None),
         )

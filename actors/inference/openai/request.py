@@ -15,6 +15,21 @@ from turnwise.memory.providers.endpoints import Profile, taught
 
 CACHE_KEY = "prompt_cache_key"
 
+FORM_FIELDS = frozenset(
+    # of tools, and what servers do as tools
+    {"tools", "tool_choice", "parallel_tool_calls", "max_tool_calls", "functions", "function_call"}
+    | {"web_search_options", "plugins", "mcp_servers", "container"}
+    # of the form of answers, also as vLLM, SGLang, llama.cpp and Ollama name them
+    | {"response_format", "modalities", "audio", "prediction", "structured_outputs", "guided_json", "guided_regex"}
+    | {"guided_choice", "guided_grammar", "regex", "ebnf", "grammar", "json_schema", "format", "logit_bias"}
+    # of where answers end, and instructions that the server keeps
+    | {"stop", "stop_sequences", "stop_token_ids", "stop_regex", "prompt"}
+)
+"""Fields of requests, by any server, that give answers a form or a source."""
+
+_FORM_WITHIN = {"text": "format", "output_config": "format"}
+"""Such fields within others: those of the Responses API and of Anthropic's."""
+
 Engine_co = TypeVar("Engine_co", bound=EngineSettings, covariant=True)
 
 
@@ -35,6 +50,8 @@ class RequestSettings(Generic[Engine_co]):
     """Whether the model has called tools earlier in this run."""
     prefix_key: str = ""
     """See `RunContext.prefix_key`."""
+    is_aside: bool = False
+    """Whether it is a question of turnwise's own: see `ASIDE`."""
 
     def of_run(
         self,
@@ -44,11 +61,16 @@ class RequestSettings(Generic[Engine_co]):
         *,
         is_later_step: bool,
         prefix_key: str = "",
+        is_aside: bool = False,
     ) -> RequestSettings[Engine_co]:
-        """Return the settings for one step of a run, which has these tools beside the engine's."""
-        tools = (*self.tools, *tools)
+        """Return the settings for one step of a run, which has these tools beside the engine's.
+
+        Args:
+            is_aside: whether it is no run but a question of turnwise's own, which gets none of the engine's tools.
+        """
+        tools = tuple(tools) if is_aside else (*self.tools, *tools)
         changes: dict[str, Any] = {"params": params, "tools": tools, "is_later_step": is_later_step}
-        return replace(self, model=model or self.engine.model, prefix_key=prefix_key, **changes)
+        return replace(self, model=model or self.engine.model, prefix_key=prefix_key, is_aside=is_aside, **changes)
 
     @property
     def refused(self) -> set[str]:
@@ -85,7 +107,8 @@ class RequestSettings(Generic[Engine_co]):
             fields["temperature"] = self.engine.temperature
         if self.engine.max_output_tokens is not None:
             fields[limit_field] = self.engine.max_output_tokens
-        fields.update(self.engine.extra or {})
+        extra = self.engine.extra or {}
+        fields.update(without_form(extra) if self.is_aside else extra)
         if tools := [*declared, *fields.get("tools", ())]:
             fields["tools"] = tools
         return fields
@@ -101,3 +124,12 @@ class RequestSettings(Generic[Engine_co]):
         if self.is_later_step and forces_call(fields.get("tool_choice")):
             fields["tool_choice"] = "auto"
         return fields
+
+
+def without_form(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request without those that give its answer a form."""
+    kept = {name: value for name, value in fields.items() if name not in FORM_FIELDS}
+    for outer, inner in _FORM_WITHIN.items():
+        if isinstance(whole := kept.get(outer), Mapping) and inner in whole:
+            kept[outer] = {name: value for name, value in whole.items() if name != inner}
+    return kept

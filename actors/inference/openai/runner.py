@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from turnwise.actors.inference.engine import ASIDE, RunContext
+from turnwise.actors.inference.engine import ASIDE, RunContext, output_of
 from turnwise.actors.inference.observing import NO_OPERATION, Operation, part
 from turnwise.actors.inference.openai.fields import BrokenOffError
 from turnwise.actors.inference.openai.request import RequestSettings
+from turnwise.actors.inference.openai.settings import joined_prompt
 from turnwise.actors.inference.openai.stream import AnswerStream
 from turnwise.actors.inference.openai.structured_output import Form
 from turnwise.actors.inference.redaction import redacted
@@ -226,7 +227,12 @@ class OpenAIRunner:
         is_later_step = _ends_in_results(turn.blocks) and not _ends_in_results(turn.asked)
         tools = [tool.definition for tool in tools_of_run(context.tools)]
         settings = self._api.settings.of_run(
-            context.model, context.params, tools, is_later_step=is_later_step, prefix_key=context.prefix_key
+            context.model,
+            context.params,
+            tools,
+            is_later_step=is_later_step,
+            prefix_key=context.prefix_key,
+            is_aside=context.run_id == ASIDE,
         )
         return OpenAIRunner(self._settings, self._client, self._api.of_run(settings), self._library, self._router)
 
@@ -236,11 +242,10 @@ class OpenAIRunner:
         if context.instructions and not (turn.asked or turn.output):
             conversation = before_answer(conversation)
         if self._settings.system is not None and context.run_id != ASIDE:
-            conversation.append(System(text=self._settings.system))
+            conversation.append(System(text=joined_prompt(self._settings.system, system_of(conversation)) or ""))
         if context.instructions:
-            own = system_of(conversation)
-            conversation.append(System(text=f"{own}\n\n{context.instructions}" if own else context.instructions))
-        output = OutputType.read(context.output_type or self._settings.output_type)
+            conversation.append(System(text=joined_prompt(system_of(conversation), context.instructions) or ""))
+        output = OutputType.read(output_of(context, self._settings.output_type))
         if self._router is None:
             return await self.ask_here(conversation, output, context)
         router, retries = self._router, self._settings.max_retries

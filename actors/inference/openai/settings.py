@@ -121,6 +121,11 @@ def keeps_attachments(middleware: Sequence[Middleware]) -> bool:
     return all(isinstance(layer, LogCalls | ReorderResults | SystemPrompt) for layer in middleware)
 
 
+def joined_prompt(*texts: str | None) -> str | None:
+    """Return the texts of a system prompt as one, without those that are empty; None if all are None."""
+    return None if all(text is None for text in texts) else "\n\n".join(filter(None, texts))
+
+
 def replacing_prompt(middleware: Sequence[Middleware]) -> str | None:
     """Return the system prompt that the middleware puts in place of any other; None if there is none."""
     prompts = [layer.text for layer in middleware if isinstance(layer, SystemPrompt) and layer.if_present == "replace"]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from inspect import isawaitable
 from typing import Any, Literal
 
-from turnwise.actors.inference.engine import InferenceRunner, NewEvent, StepContext, Suspend
+from turnwise.actors.inference.engine import InferenceRunner, NewEvent, StepContext, Suspend, output_of
 from turnwise.actors.inference.observing import part
 from turnwise.actors.inference.redaction import redacted
 from turnwise.actors.inference.shortening import answer_shortened
@@ -110,7 +110,7 @@ class ToolLoop:
             ToolAbortError: a tool failed, and `on_error` is "abort".
             Suspend: a tool call waits for a decision.
         """
-        output = OutputType.read(context.output_type or self._output_type)
+        output = OutputType.read(output_of(context, self._output_type))
         tools = self._tools.extended(context.tools)
         uses = Ledger(turn.output).uses_without_result()
         if uses:

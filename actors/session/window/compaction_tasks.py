@@ -259,7 +259,7 @@ class Compactor:
             spans,
             cache,
             index,
-            sends_system=self._frame.system is None,
+            sends_system=not self._frame.replaces_system,
             newest_turn=newest,
             newest_output=output if has_output else None,
         )

@@ -160,6 +160,11 @@ class ProcessVectors:
         """See `VectorFiles.paths`."""
         return self._key[0].paths()
 
+    def load_ahead(self) -> None:
+        """See `LoadableAhead`: start Chroma's process and import Chroma there, if the folder is there to be read."""
+        if Path(self._key[0].path).is_dir():
+            CHROMA_PROCESS.ask(self._key, "load_ahead")
+
     def close(self) -> None:
         """See `Vectors.close`. Sends no request if the process has had none."""
         if self._is_open:

@@ -132,6 +132,10 @@ class VectorCollection:
             self.close()
             self._place.scrub()
 
+    def load_ahead(self) -> None:
+        """See `LoadableAhead`. The collection stays closed."""
+        import chromadb  # noqa: F401
+
     def close(self) -> None:
         """Release the client. Closing twice is fine."""
         with self._lock:

@@ -35,6 +35,10 @@ class ChromaDefault:
         """Whether vectors can be made now. If not, the download of the files begins."""
         return _model.is_there()
 
+    def load_ahead(self) -> None:
+        """See `LoadableAhead`. Downloads nothing."""
+        _model.load_ahead()
+
     def __call__(self, input: Sequence[str]) -> Any:
         """Return a vector for each text.
 
@@ -88,13 +92,27 @@ class DefaultModel:
                 self._open()
             return self._function is not None
 
-    def _open(self) -> None:
+    def load_ahead(self) -> None:
+        """Load the function if its files are there. Blocks."""
+        with self._lock:
+            if self._function is None and self._fetching is None:
+                self._find()
+        if self._function is not None:
+            self.embed(["ready"])
+
+    def _find(self) -> tuple[Any, Path]:
+        """Take the function if its files are there. Return it in any case, and the folder of its files."""
         from chromadb.utils.embedding_functions.onnx_mini_lm_l6_v2 import ONNXMiniLM_L6_V2 as MiniLM
 
         folder = Path(MiniLM.DOWNLOAD_PATH) / MiniLM.EXTRACTED_FOLDER_NAME
         function = MiniLM()
         if (folder / "model.onnx").is_file() and (folder / "tokenizer.json").is_file():
             self._function = function
+        return function, folder
+
+    def _open(self) -> None:
+        function, folder = self._find()
+        if self._function is not None:
             return
         if not self._is_told:
             self._is_told = True
@@ -102,7 +120,7 @@ class DefaultModel:
                 "the files of Chroma's default embedding, %s, are not in %s: they are fetched now, and until they are "
                 "there memories find by words and context alone; "
                 "pass embedding=None to use words only and stop this download",
-                MiniLM.MODEL_NAME,
+                function.MODEL_NAME,
                 folder,
             )
         self._fetching = threading.Thread(target=self._fetch, args=(function,), name="turnwise-fetch", daemon=True)

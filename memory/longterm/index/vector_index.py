@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from turnwise.errors import StoreError
 from turnwise.memory.longterm.index.default_embedding import ChromaDefault
+from turnwise.memory.longterm.index.errors import translated
 from turnwise.memory.longterm.index.vectors import VectorFiles, Vectors, VectorsPlace, check_dimensions
 from turnwise.memory.longterm.recall.embedding_function import portable
+from turnwise.memory.longterm.recall.loading import LoadableAhead
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,8 +83,6 @@ class VectorIndex:
     def _embed(self, function: Callable[[Any], Any], texts: Sequence[str]) -> Array:
         import numpy as np
 
-        from turnwise.memory.longterm.index.errors import translated
-
         if not texts:
             return np.zeros((0, self._vectors.dimensions or 0), np.float32)
         with translated(f"embedding function {self.embedding}"):
@@ -95,6 +95,12 @@ class VectorIndex:
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         unit: Array = vectors / np.maximum(lengths, 1e-12)
         return unit
+
+    def load_ahead(self) -> None:
+        """See `LoadableAhead`: what the embedding function and the storage have to load before they are used first."""
+        for part in (self._function, self._vectors):
+            if isinstance(part, LoadableAhead):
+                part.load_ahead()
 
     # Vectors
 

@@ -51,11 +51,6 @@ def is_frequent(word: str, language: str = ENGLISH) -> bool:
     return is_common(word, language) or word in _table(language)
 
 
-def load() -> None:
-    """Load the English words ahead of time, which takes half a second, so that no query waits for it."""
-    _table(ENGLISH)
-
-
 def _table(language: str) -> Mapping[str, float]:
     """Return the log frequencies of the most frequent words; empty for a language without counts."""
     if language not in _tables:

@@ -71,7 +71,7 @@ class EngineConfig(Section):
     azure: Annotated[AzureOpenAI, Table()] | None = None
     """An Azure OpenAI resource, instead of `base_url`."""
     system: str | None = None
-    """A system prompt that replaces the conversation's own in every request."""
+    """A system prompt before the conversation's own in every request."""
     tools: tuple[ImportPath, ...] = ()
     """The tools that the model may call, made by `tool` or `external_tool`, or lists of tools, as of `mcp_tools`."""
     max_steps: int = 20

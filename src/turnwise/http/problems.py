@@ -150,13 +150,17 @@ def problem(status: int, title: str, detail: str, **fields: Any) -> dict[str, An
     }
 
 
-def problem_of(error: TurnwiseError) -> dict[str, Any]:
-    """Return an error as a problem, with its fields that JSON has as members: clients make the error of them."""
+def problem_of(error: TurnwiseError, *, of_service: bool = True) -> dict[str, Any]:
+    """Return an error as a problem, with its fields that JSON has as members: clients make the error of them.
+
+    Args:
+        of_service: whether remedies name routes of the service; an app of one's own may not have them.
+    """
     status = status_of(error)
     fields = {name: getattr(error, name) for name in error.fields}
     plain = {name: value for name, value in fields.items() if _is_plain(value)}
     title = name_of(error).replace("_", " ").capitalize()
-    remedy, http_remedy = _REMEDIES.get(type(error), ("", ""))
+    remedy, http_remedy = _REMEDIES.get(type(error), ("", "")) if of_service else ("", "")
     detail = str(error).removesuffix(remedy) + http_remedy
     # The members that every problem has win over fields with the same names.
     return plain | problem(status, title, detail, error=name_of(error))
@@ -248,19 +252,23 @@ def answer_errors(app: FastAPI) -> None:
     """Answer turnwise's errors that leave the routes of an app, as the service does: with their status, as problems.
 
     A problem is JSON of the type `application/problem+json` (RFC 9457). What may be tried again later has the header
-    `Retry-After`. Errors of the server, whose status is 500 or higher, are logged.
+    `Retry-After`. Remedies in `detail` name methods of Python, since the app's routes are its own. Errors of the
+    server, whose status is 500 or higher, are logged.
     """
+    _answer_errors(app, of_service=False)
 
+
+def _answer_errors(app: FastAPI, *, of_service: bool) -> None:
     @app.exception_handler(TurnwiseError)
     async def turnwise_error(request: Request, error: TurnwiseError) -> Response:
         if status_of(error) >= 500:  # noqa: PLR2004 - the server's fault
             _log.error("%s %s: %s", request.method, shown(request.url.path), error)
-        return answer(problem_of(error), retry_after(error))
+        return answer(problem_of(error, of_service=of_service), retry_after(error))
 
 
 def install(app: FastAPI) -> None:
     """Answer all errors of the app's native routes with problems."""
-    answer_errors(app)
+    _answer_errors(app, of_service=True)
 
     @app.exception_handler(Unauthorized)
     async def unauthorized(request: Request, error: Unauthorized) -> Response:

@@ -120,9 +120,8 @@ class ModelGrader:
         texts = [f"The {word} answer:\n{_shown(each)}" for word, each in zip(("first", "second"), pair, strict=True)]
         question = "\n\n".join([f"The user's message:\n{replay.prompt}", *texts])
         blocks: Sequence[Block] = [System(text=_TASK.format(rubric=self.rubric)), User(text=whole(question))]
-        engine: Any = self.engine
         context = CompletionContext(self.view, _no_bill)
-        output = answer_text(await ask(engine.answering(_SCHEMA), blocks, context, _off_loop, 2.0))
+        output = answer_text(await ask(self.engine, blocks, context, _off_loop, 2.0, schema=_SCHEMA))
         try:
             better = json.loads(output)["better"]
         except (ValueError, KeyError, TypeError):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, cast
 
+from turnwise.actors.client.shared.provided_result import provided
 from turnwise.actors.inference.engine import EngineBuilder
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
@@ -22,7 +23,8 @@ from turnwise.errors import (
     StoreClosedError,
     StoreError,
 )
-from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision
+from turnwise.memory.conversation.calls.tool_calls import ApprovalDecision, PendingCall
+from turnwise.memory.conversation.runs import Until
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.base import SessionStore
@@ -43,9 +45,9 @@ AGAIN_S = 0.01
 class World:
     """One session on a `VirtualLoop`: a core in a simulated process, with a store and an engine that have faults.
 
-    `append`, `start`, `wait`, `cancel`, `decide` and `fork` repeat a request with the same ids until it is answered, as
-    callers on Ray do: a dead process is replaced, and after a StoreError the request is repeated. `told` records the
-    acknowledgements, and `audit()` checks that the store has them.
+    Its methods repeat a request with the same ids until it is answered, as callers on Ray do: a dead process is
+    replaced, and after a StoreError the request is repeated. `acknowledged` records the acknowledgements, and `audit()`
+    checks that the store has them.
 
     Args:
         faults: the faults of the store and of the default engine.
@@ -134,19 +136,36 @@ class World:
             self.acknowledged.stored(self.session_id, [prompt], called_at, **about)
         return cast(str, run_id)
 
-    async def wait(self, run_id: str) -> str:
-        """Wait for a run; return its final state."""
-        outcome = await self.ask("reads.wait", run_id)
+    async def wait(self, run_id: str, *, until: Until = "ended") -> str:
+        """Wait until a run has ended or, with `until="settled"`, waits for a decision; return its state then."""
+        outcome = await self.ask("reads.wait", run_id, until=until)
         state = cast(str, outcome.run.state)
-        self.acknowledged.ended(self.session_id, run_id, state, outcome.turn.blocks if outcome.turn else None)
+        if not outcome.run.is_open:
+            self.acknowledged.ended(self.session_id, run_id, state, outcome.turn.blocks if outcome.turn else None)
         return state
 
     async def cancel(self, run_id: str) -> bool:
         """Cancel a run; return whether it was cancelled."""
         return cast(bool, await self.ask("admission.cancel", "stop", run_id))
 
+    async def pending(self, run_id: str) -> list[PendingCall]:
+        """Return the run's tool calls that wait for a decision; see `ExecutionHandle.pending`."""
+        return cast(list[PendingCall], await self.ask("reads.pending", run_id))
+
+    async def approve(self, run_id: str, call_id: str, *, input: Mapping[str, Any] | None = None) -> None:
+        """Approve a tool call that waits, with other arguments if `input` is given."""
+        await self.decide(run_id, call_id, ApprovalDecision(verdict="approved", input=input))
+
+    async def reject(self, run_id: str, call_id: str, reason: str = "") -> None:
+        """Reject a tool call that waits, and tell the model why."""
+        await self.decide(run_id, call_id, ApprovalDecision(verdict="rejected", text=reason))
+
+    async def provide(self, run_id: str, call_id: str, result: Any, *, is_error: bool = False) -> None:
+        """Supply the result of a tool call that waits; see `ExecutionHandle.provide`."""
+        await self.decide(run_id, call_id, provided(result, is_error))
+
     async def decide(self, run_id: str, call_id: str, decision: ApprovalDecision) -> None:
-        """Decide about a tool call that waits."""
+        """Decide about a tool call that waits, as `approve`, `reject` and `provide` do."""
         await self.ask("approvals.decide", run_id, call_id, decision)
 
     async def fork(self, session_id: str, turn: int | None = None) -> None:

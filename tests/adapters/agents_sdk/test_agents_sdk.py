@@ -572,8 +572,8 @@ async def test_a_run_has_a_model_parameters_instructions_and_tools_of_its_own() 
     assert "Paris" in str(body["messages"][-1])
 
 
-async def test_the_conversations_own_system_prompt_holds_if_the_agent_has_none() -> None:
-    for instructions, expected in ((None, "Speak French."), ("Be kind.", "Be kind.")):
+async def test_the_conversations_own_system_prompt_follows_the_agents() -> None:
+    for instructions, expected in ((None, "Speak French."), ("Be kind.", "Be kind.\n\nSpeak French.")):
         model = script("Oui.")
         await Stage(AgentsSDKEngine(lambda: Agent(name="a", model=model, instructions=instructions))).run(  # noqa: B023
             System(text="Speak French."), "hello"

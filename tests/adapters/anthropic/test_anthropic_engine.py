@@ -72,11 +72,11 @@ def test_an_answer_is_streamed_returned_and_counted(provider: LocalProvider, str
     blocks, context = answer(engine, System(text="Be long."), "Hello")
     assert blocks == [Text(text=HEARD)]
     assert context.text == HEARD and len(context.parts) == (len(HEARD.split()) if stream else 1)
-    assert context.usage == Usage(input_tokens=3, output_tokens=len(HEARD.split()), calls=1)
+    assert context.usage == Usage(input_tokens=5, output_tokens=len(HEARD.split()), calls=1)
     assert (context.stop_reason, context.model) == ("end_turn", "claude")
     assert provider.requests[0].body == {
         "model": "claude",
-        "system": "Be brief.",
+        "system": "Be brief.\n\nBe long.",
         "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}],
         "max_tokens": 50,
         "stream": stream,

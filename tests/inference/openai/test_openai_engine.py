@@ -85,7 +85,7 @@ def test_the_provider_is_sent_the_conversation_and_the_settings(provider: LocalP
     assert record.body == {
         "model": "local",
         "messages": [
-            {"role": "system", "content": "Be brief."},
+            {"role": "system", "content": "Be brief.\n\nBe long."},
             {"role": "user", "content": "Hello"},
             {"role": "assistant", "content": "Hi, th [interrupted]"},
             {"role": "user", "content": "And?"},
@@ -109,7 +109,7 @@ def test_the_responses_api_is_sent_the_same_in_its_format(provider: LocalProvide
     text = {"type": "output_text", "text": "Hi, th [interrupted]"}
     assert record.body == {
         "model": "local",
-        "instructions": "Be brief.",
+        "instructions": "Be brief.\n\nBe long.",
         "input": [
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
             {"type": "message", "role": "assistant", "content": [text]},
@@ -375,7 +375,8 @@ def test_a_frame_describes_the_fixed_part_of_requests(
     provider: LocalProvider, settings: dict[str, Any], api: str
 ) -> None:
     engine = engine_of(provider, api=api, **settings)
-    sent = held(engine, provider, System(text="Be long."), "Hello")
+    replaces = "middleware" in settings
+    sent = replace(held(engine, provider, *([System(text="Be long.")] * replaces), "Hello"), replaces_system=replaces)
     assert as_sent(engine.frame()) == sent
     assert as_sent(pickle.loads(pickle.dumps(engine)).frame()) == sent
     assert engine.frame().system
@@ -390,10 +391,14 @@ def test_a_frame_has_no_system_prompt_if_the_conversations_is_sent(provider: Loc
     assert held(keeping, provider, "Hello").system == "Kept."
 
 
-def test_a_frame_with_an_empty_system_prompt_replaces_the_conversations(provider: LocalProvider, api: str) -> None:
-    engine = engine_of(provider, api=api, system="")
-    assert held(engine, provider, System(text="Be long."), "Hello").system is None
-    assert engine.frame().system == ""
+def test_the_conversations_system_prompt_follows_the_engines(provider: LocalProvider, api: str) -> None:
+    for own, sent in (("", "Be long."), ("Be brief.", "Be brief.\n\nBe long.")):
+        engine = engine_of(provider, api=api, system=own)
+        assert held(engine, provider, System(text="Be short."), "Hello", System(text="Be long.")).system == sent
+        assert engine.frame() == RequestFrame(model="local", system=own)
+    engine = engine_of(provider, api=api, system="Be brief.", middleware=[SystemPrompt("Be kind.")])
+    assert held(engine, provider, System(text="Be long."), "Hello").system == "Be brief.\n\nBe kind."
+    assert engine.frame().replaces_system
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,19 @@ def test_present_files_are_used_at_once(kind: type[MiniLM], caplog: pytest.LogCa
     assert not kind.fetches and not caplog.records
 
 
+def test_only_present_files_are_loaded_ahead(kind: type[MiniLM], caplog: pytest.LogCaptureFixture) -> None:
+    ChromaDefault().load_ahead()
+    calls = [kind.fetches]
+    folder = kind.DOWNLOAD_PATH / kind.EXTRACTED_FOLDER_NAME
+    folder.mkdir()
+    for name in ("model.onnx", "tokenizer.json"):
+        (folder / name).touch()
+    kind.go.set()
+    ChromaDefault().load_ahead()
+    assert [*calls, kind.fetches] == [0, 1]  # it was called once, and so loaded its model
+    assert not caplog.records
+
+
 class Session:
     """Stands for ONNX's session: each token's hidden state depends only on its id, so padding changes no vector."""
 

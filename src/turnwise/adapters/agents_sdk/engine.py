@@ -13,7 +13,16 @@ from typing import Annotated, Any, ClassVar, Literal
 import openai
 from pydantic import PlainValidator
 
-from turnwise.actors.inference.engine import ASIDE, RequestFrame, RunContext, SessionView, StepContext, Suspend
+from turnwise.actors.inference.engine import (
+    ASIDE,
+    RequestFrame,
+    RunContext,
+    SessionView,
+    StepContext,
+    Suspend,
+    output_of,
+)
+from turnwise.actors.inference.openai.request import without_form
 from turnwise.actors.inference.openai.runner import TOO_LONG_MESSAGE
 from turnwise.actors.inference.shortening import BeginAgain, answer_shortened
 from turnwise.actors.inference.tools.loop import send_back
@@ -120,6 +129,8 @@ class AgentsSDKEngine:
     - **Handoffs** work. `after_handoff` says which agent begins the next turn.
     - **Answers of a type** (`output=` of a run) replace the agent's own `output_type` in that run, and are checked and
       sent back as usual; agents that it hands off to keep theirs.
+    - **Questions of turnwise's own**, such as for a title or a summary, are put to the agent's model with its settings:
+      without instructions, tools, handoffs, output type and guardrails.
     - **Usage** includes agents that are tools; their model calls are not counted as calls of the run.
     - **Errors.** `GuardrailError` for a tripwire: the run fails with the code `guardrail`, and keeps nothing of the
       answer that was refused. `LimitError` for `max_turns`; `OutputError` if the model refuses to answer.
@@ -294,15 +305,17 @@ class AgentRunner:
         stays = self._settings.after_handoff == "stay"
         spoken = turn.blocks[: len(turn.blocks) - len(turn.output) + attempts_of(turn)]
         agent = self._graph.after(spoken if stays else turn.output[: attempts_of(turn)])
+        config = self._of_run(journal.context)
         if journal.context.run_id == ASIDE:  # a summary, or another question that is no turn
-            agent = Agent(name=agent.name, model=agent.model, model_settings=agent.model_settings)
-        output = OutputType.read(journal.context.output_type or self._settings.output_type)
+            agent = Agent(name=agent.name, model=agent.model, model_settings=_plain_settings(agent.model_settings))
+            settings = config.model_settings and _plain_settings(config.model_settings)
+            config = replace(config, model_settings=settings, input_guardrails=None, output_guardrails=None)
+        output = OutputType.read(output_of(journal.context, self._settings.output_type))
         if output:
             agent = copy.copy(agent)
             agent.output_type = JsonAnswer(output)
         run_input: Any = self._input(turn, spoken, agent)
         options: dict[str, Any] = {"context": self._context, "max_turns": self._settings.max_turns}
-        config = self._of_run(journal.context)
         while True:
             result = await Runner.run(agent, run_input, run_config=config, hooks=JournalHooks(journal), **options)
             if not result.interruptions:
@@ -408,6 +421,18 @@ class JsonAnswer(AgentOutputSchemaBase):
 
     def validate_json(self, json_str: str) -> str:
         return json_str
+
+
+def _plain_settings(settings: ModelSettings) -> ModelSettings:
+    """Return the settings without those that give answers a form, or are about tools."""
+    args, body = settings.extra_args, settings.extra_body
+    return replace(
+        settings,
+        tool_choice=None,
+        parallel_tool_calls=None,
+        extra_args=without_form(args) if args else None,
+        extra_body=without_form(body) if isinstance(body, Mapping) else body,
+    )
 
 
 def _plain_message(item: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
+from turnwise.actors.inference.openai.settings import joined_prompt
 from turnwise.adapters.agents_sdk.items import BETWEEN, answer_of, output_of, whole_items
 from turnwise.adapters.agents_sdk.journal import CURRENT, Journal, refusals, usage_of
 from turnwise.adapters.version_checks import expect, framework
@@ -155,9 +156,8 @@ class JournalledModel(Model):
     async def _ask(self, journal: Journal, request: dict[str, Any]) -> tuple[ModelResponse, list[AnyBlock]]:
         context = journal.context
         model, name = self._of_run(context.model)
-        system = request["system_instructions"]
-        system = system_of(journal.turn.blocks) if system is None else system
-        request["system_instructions"] = "\n\n".join(filter(None, (system, context.instructions))) or None
+        texts = (request["system_instructions"], system_of(journal.turn.blocks), context.instructions)
+        request["system_instructions"] = joined_prompt(*texts) or None
         settings = request["model_settings"].resolve(settings_of(context.params))
         if settings.include_usage is None:
             settings = settings.resolve(ModelSettings(include_usage=True))

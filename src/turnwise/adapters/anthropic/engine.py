@@ -17,6 +17,7 @@ from turnwise.actors.inference.openai.settings import (
     check_url,
     http_client,
     is_key,
+    joined_prompt,
     keeps_attachments,
     replacing_prompt,
 )
@@ -79,9 +80,11 @@ class AnthropicEngine:
     """Anthropic's name for the model."""
     _: KW_ONLY
     system: str | None = None
-    """A system prompt that replaces the conversation's own in every request; never stored.
+    """A system prompt before the conversation's own (its last `System` block) in every request; never stored.
+    `SystemPrompt` in `middleware` replaces that of the conversation instead.
 
-    Questions of turnwise's own, such as for a title, a summary or facts, keep theirs."""
+    Questions of turnwise's own, such as for a title, a summary or facts, keep theirs. They also get no tools, and
+    nothing else that gives the engine's answers a form: neither `output_type` nor such fields of `extra`."""
     thinking: int | Literal["adaptive"] | None = None
     """How the model thinks before it answers: with at most this many tokens, from 1024, or as much as it finds right.
     If omitted, the model's own default applies."""
@@ -217,9 +220,11 @@ class AnthropicEngine:
     def frame(self) -> RequestFrame:
         """See `Framed`. Changes by custom middleware are not included."""
         fields = self._api(self.registry.definitions(), "").fields
+        replacing = replacing_prompt(self.middleware)
         return RequestFrame(
             model=self.model,
-            system=replacing_prompt(self.middleware) if self.system is None else self.system,
+            system=joined_prompt(self.system, replacing),
+            replaces_system=replacing is not None,
             tools=tuple(fields.get("tools") or ()),
             max_output_tokens=fields[LIMIT],
         )

@@ -70,6 +70,8 @@ class PydanticAIEngine:
       recorded as a failed call, and the model is asked again, as often as the agent's `retries` say. With `output=`, a
       run has a type of its own.
     - **System prompt.** The agent's, unless the conversation has one. Instructions always apply.
+    - **Questions of turnwise's own**, such as for a title or a summary, are put to the agent's model with its settings:
+      without the agent's instructions, tools, output type and capabilities.
     - **Errors.** `UsageLimitExceeded` becomes `LimitError`; a refusal of the request `RequestRefusedError`; a request
       longer than the window `ContextOverflowError`, after which the session's strategy makes room; other errors
       `EngineError`. An exception of a tool fails the run, as in Pydantic AI.

@@ -10,7 +10,8 @@ from typing import Any
 
 import pydantic_core
 
-from turnwise.actors.inference.engine import NewEvent, StepContext, Suspend
+from turnwise.actors.inference.engine import ASIDE, NewEvent, StepContext, Suspend, output_of
+from turnwise.actors.inference.openai.request import without_form
 from turnwise.actors.inference.openai.runner import TOO_LONG_MESSAGE
 from turnwise.actors.inference.shortening import BeginAgain, answer_shortened
 from turnwise.actors.inference.tools.loop import LOST
@@ -43,7 +44,7 @@ from turnwise.memory.providers.arrangement import between_prompts
 
 with framework("pydantic-ai-slim", extra="pydantic-ai", tested="2.68"):
     from pydantic_ai import Agent, StructuredDict
-    from pydantic_ai.agent import AbstractAgent, AgentRun, CallToolsNode, ModelRequestNode
+    from pydantic_ai.agent import AbstractAgent, AgentRun, CallToolsNode, ModelRequestNode, WrapperAgent
     from pydantic_ai.capabilities import AbstractCapability, ReinjectSystemPrompt
     from pydantic_ai.exceptions import (
         AgentRunError,
@@ -121,9 +122,10 @@ class AgentRunner:
             await self._model.__aenter__()
             self._is_open = True
         begun = set[str]()
+        agent = _plain_agent(self._agent, self._model) if context.run_id == ASIDE else self._agent
 
         def answer(turn: Turn) -> Awaitable[Sequence[AnyBlock]]:
-            return _Execution(self._agent, self._model, self._settings, turn, context, begun=begun).run()
+            return _Execution(agent, self._model, self._settings, turn, context, begun=begun).run()
 
         return await answer_shortened(turn, context, answer)
 
@@ -200,7 +202,7 @@ class _Execution:
         self._turn = turn
         self._begun = begun
         """The calls that this process has begun."""
-        self._output = OutputType.read(context.output_type or settings.output_type)
+        self._output = OutputType.read(output_of(context, settings.output_type))
         self._started: dict[str, float] = {}
         self._is_cut = False
         """Whether the last answer ended at its maximum length."""
@@ -511,6 +513,23 @@ class JournalCapability(AbstractCapability[Any]):
         self, ctx: RunContext[Any], *, requests: DeferredToolRequests
     ) -> DeferredToolResults | None:
         return await self._execution.decide(requests)
+
+
+def _plain_agent(agent: AbstractAgent[Any, Any], model: Any) -> AbstractAgent[Any, Any]:
+    """Return an agent for a question that is no turn: it has the agent's model and settings, and nothing else of it."""
+    own = agent
+    while isinstance(own, WrapperAgent):
+        own = own.wrapped
+    settings: Any = getattr(own, "model_settings", None)
+    plain: Any = (lambda ctx: _plain_settings(settings(ctx))) if callable(settings) else _plain_settings(settings)
+    return Agent(model, name=agent.name, model_settings=plain)
+
+
+def _plain_settings(settings: Mapping[str, Any] | None) -> Any:
+    """Return the model settings without those that give answers a form, or are about tools."""
+    kept = {name: value for name, value in without_form(settings or {}).items() if not name.endswith("_tools")}
+    body = kept.get("extra_body")
+    return {**kept, "extra_body": without_form(body)} if isinstance(body, Mapping) else kept
 
 
 def _is_output(call: ToolCallPart, run: AgentRun[Any, Any]) -> bool:

@@ -304,7 +304,7 @@ def check_same(body: CreateResponse, run: RunRecord, model: str, tools: Mapping[
             raise _differs(name)
     if body.model not in (None, model, run.engine):
         raise _differs("model")
-    if body.instructions and not f"\n\n{run.instructions}".endswith(f"\n\n{body.instructions.strip()}"):
+    if (instructions := (body.instructions or "").strip()) and run.instructions != instructions:
         raise _differs("instructions")
     if body.tools and tools != run.tools:
         raise _differs("tools")

@@ -50,8 +50,6 @@ class ResponseInput:
     outputs: dict[str, ToolResult] = field(default_factory=dict)
     """Outputs of calls that are not among the items: answers to a response that waits for them."""
     approvals: list[Approval] = field(default_factory=list)
-    instructions: list[str] = field(default_factory=list)
-    """The texts of system and developer messages; they are blocks too, one for all."""
 
     @property
     def is_answer(self) -> bool:
@@ -102,12 +100,14 @@ class _Reader:
     def __init__(self, answers: bool) -> None:
         self.result = ResponseInput()
         self._answers = answers
+        self._systems: list[str] = []
+        """The texts of system and developer messages."""
         self._calls: set[str] = set()
         """The ids of calls that are among the items."""
 
     def whole(self) -> ResponseInput:
-        """Return what was read. Instructions are one block, since the last block replaces those before it."""
-        if texts := self.result.instructions:
+        """Return what was read. System messages are one block, since the last one replaces those before it."""
+        if texts := self._systems:
             self.result.blocks.insert(0, System(text="\n\n".join(texts)))
         return self.result
 
@@ -146,7 +146,7 @@ class _Reader:
         if not blocks:
             raise invalid(f"{path}.content", "must not be empty")
         if role in ("system", "developer"):
-            self.result.instructions += [block.text for block in blocks if isinstance(block, User)]
+            self._systems += [block.text for block in blocks if isinstance(block, User)]
             return
         if role == "assistant" and item.get("status") == "incomplete":
             blocks[-1] = Text(text=getattr(blocks[-1], "text", ""), interrupted=True)

@@ -30,7 +30,7 @@ from turnwise.http.openai.errors import OpenAIError, check_no_key, check_own, in
 from turnwise.http.openai.fields import CreateResponse, FunctionTool, check_same
 from turnwise.http.openai.ids import hidden_session, is_hidden, response_id, run_of, session_of
 from turnwise.http.openai.inputs import ResponseInput
-from turnwise.http.openai.models import REQUESTED, Chosen, chosen, frame_of, model_of, run_on
+from turnwise.http.openai.models import REQUESTED, Chosen, chosen, model_of, run_on
 from turnwise.http.openai.projection import CONTINUES, Projection
 from turnwise.http.openai.run_events import events_so_far
 from turnwise.http.service import Caller
@@ -124,7 +124,7 @@ async def start(caller: Caller, body: CreateResponse, request_input: ResponseInp
     """
     choice = None if body.model is None else chosen(caller, body.model)
     engine = choice.engine if choice else None
-    options = await _options(caller, body, request_input, choice or Chosen(None, None), key)
+    options = await _options(body, choice or Chosen(None, None), key)
     if body.conversation_id is not None:
         return await _in_conversation(caller, body, request_input, options, choice)
     if body.previous_response_id is not None:
@@ -141,14 +141,12 @@ async def start(caller: Caller, body: CreateResponse, request_input: ResponseInp
     return await _first_run(caller, session, request_input, options)
 
 
-async def _options(
-    caller: Caller, body: CreateResponse, request_input: ResponseInput, choice: Chosen, key: str | None
-) -> RunOptions:
+async def _options(body: CreateResponse, choice: Chosen, key: str | None) -> RunOptions:
     named = {REQUESTED: body.model} if body.model is not None else {}
     options = RunOptions(labels={**body.labels(), **named}, params=body.params(), model=choice.model)
     if key is not None:
         options["idempotency_key"] = key
-    if instructions := "\n\n".join([*_instructions(caller, request_input, choice), body.instructions or ""]).strip():
+    if instructions := (body.instructions or "").strip():
         options["instructions"] = instructions
     if body.tools:
         options["tools"] = await asyncio.to_thread(_tools, body)  # to check them may take long
@@ -159,12 +157,6 @@ def _tools(body: CreateResponse) -> list[Tool]:
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.functions())]
     record_of_tools(tools)  # a thread, so that the event loop serves others
     return tools
-
-
-def _instructions(caller: Caller, request_input: ResponseInput, choice: Chosen) -> list[str]:
-    """Return the system messages of a request if the engine would send its own system prompt in their place."""
-    frame = frame_of(caller.manager.engines.get(choice.engine))
-    return request_input.instructions if frame and frame.system else []
 
 
 def _tool(function: FunctionTool, param: str) -> Tool:

@@ -93,6 +93,11 @@ from scale import one_a_day
 def store(request):
     return request.param
 
+@pytest.mark.on_each_store
+@pytest.mark.parametrize("url", ["memory", "sqlite"])
+def test_users(url):
+    pass
+
 @pytest.mark.parametrize("law", ["a", "b"])
 def test_laws(store, law):
     pass
@@ -148,11 +153,11 @@ def test_each_day_a_test_has_another_store_and_another_third_of_those_by_turns_r
     assert len(days) == 9
     for names in days:
         kills = [name for name in names if name.startswith("kills")]
-        assert len(kills) <= 1 and len(names) - len(kills) == 2 + 2 + 2
+        assert len(kills) <= 1 and len(names) - len(kills) == 2 + 2 + 2 + 2
         for law in "ab":
             assert sum(name in (f"laws[sqlite-{law}]", f"laws[redis-{law}]") for name in names) == 1
     assert sum(name.startswith("kills") for names in days for name in names) == 3
-    assert len({name for names in days for name in names}) == 2 * 2 + 3 + 2 * 2 + 2
+    assert len({name for names in days for name in names}) == 2 + 2 * 2 + 3 + 2 * 2 + 2
 
 
 def test_a_lane_alone_leaves_stores_to_other_days(tmp_path: Path) -> None:

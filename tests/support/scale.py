@@ -55,8 +55,8 @@ def of_today(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     """Return which tests a lane runs today.
 
     A test that runs on several stores runs on one of them, and one with values of `one_a_day` with one of these: each
-    day the next one. Of those that are marked `by_turns`, each day another third runs; with other parameters besides,
-    each of their values has its own turn.
+    day the next one. A test that is marked `on_each_store` runs on all. Of those that are marked `by_turns`, each day
+    another third runs; with other parameters besides, each of their values has its own turn.
     """
     variants: dict[tuple[object, ...], list[pytest.Item]] = {}
     for item in items:
@@ -68,7 +68,7 @@ def of_today(items: Iterable[pytest.Item]) -> list[pytest.Item]:
             if turn % TURNS:
                 continue
             turn //= TURNS
-        chosen.add(alike[turn % len(alike)])
+        chosen.update(alike if alike[0].get_closest_marker("on_each_store") else [alike[turn % len(alike)]])
     return [item for item in items if item in chosen]
 
 

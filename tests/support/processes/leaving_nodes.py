@@ -335,9 +335,7 @@ async def watched(cluster: Cluster) -> dict[str, Any]:
         if words[0] == "top":
             kept = {name: said[name] for name in ("sessions", "runs")} | {"hosts": len(said["hosts"])}
         else:
-            kept = {
-                line["check"]: line["message"] for line in said if line["check"] in ("ray nodes", "store")
-            }
+            kept = {line["check"]: line["message"] for line in said if line["check"] in ("ray nodes", "store")}
         return {"seconds": round(time.monotonic() - began, 1), **kept}
 
     async with sessions(cluster) as (_, chats, _):

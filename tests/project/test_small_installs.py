@@ -1,12 +1,13 @@
 """Installs without Chroma, without Ray, and of a client alone: docs/deployment.md."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from pages.small_locks import CLIENT, LOCKS, ROOT, lock_without
+from pages.small_locks import CLIENT, LOCKS, ROOT, direct, lock_without
 from processes.clean_install import clean_install
 from scale import one_a_day
 from servers.threaded_service import served
@@ -103,3 +104,9 @@ def test_a_client_works_where_only_its_lock_was_installed(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     text = "The heron stands in the reeds."
     assert done.stdout.splitlines() == [f"True {text}", "0 5", "output", "tools", text, ""]
+
+
+def test_the_page_of_placements_names_what_turnwise_needs_without_ray() -> None:
+    page = (ROOT / "docs/concepts/placement.md").read_text(encoding="utf-8")
+    (names,) = re.findall(r"^\$ pip install ((?:[a-z0-9]+ )+[a-z0-9]+)$", page, re.MULTILINE)
+    assert names.split() == sorted(direct() - LOCKS["requirements-in-process.lock"])

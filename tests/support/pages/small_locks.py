@@ -23,14 +23,15 @@ NEEDED_BY_CLIENT = {"httpx2", "jsonschema", "pydantic"}
 """What `turnwise.client` imports, of turnwise's requirements."""
 
 
-def _direct() -> set[str]:
+def direct() -> set[str]:
+    """Return the names of the packages that turnwise itself requires."""
     return {canonicalize_name(Requirement(line).name) for line in requires("turnwise") or [] if "extra ==" not in line}
 
 
 LOCKS: dict[str, set[str]] = {
     "requirements-no-vectors.lock": {"chromadb"},
     "requirements-in-process.lock": {"chromadb", "ray"},
-    CLIENT: _direct() - NEEDED_BY_CLIENT,
+    CLIENT: direct() - NEEDED_BY_CLIENT,
 }
 """The locks, and which of turnwise's requirements each lacks."""
 

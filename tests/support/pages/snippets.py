@@ -179,6 +179,9 @@ def check_command(command: str) -> None:
             assert (ROOT / lock).is_file(), command
         case ["pip", "install", "--no-deps", package]:
             assert package == "turnwise", command
+        case ["pip", "install", *packages]:
+            names = {re.split(r"[^\w.-]", dependency)[0] for dependency in PROJECT["dependencies"]}
+            assert set(packages) <= names, command
         case ["python", script, *_]:
             file = next(folder / script for folder in (ROOT, ROOT / "examples/tutorial") if (folder / script).is_file())
             compile(file.read_text(encoding="utf-8"), script, "exec")

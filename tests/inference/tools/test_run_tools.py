@@ -178,7 +178,7 @@ def test_a_runs_tool_may_not_have_the_name_of_an_engines_tool() -> None:
 
 @pytest.mark.parametrize("api", HEALTHY)
 @pytest.mark.parametrize("has_own", [False, True])
-def test_each_request_has_the_runs_instructions_after_the_engines(api: Any, has_own: bool) -> None:
+def test_each_request_has_the_runs_instructions_after_those_of_engine_and_conversation(api: Any, has_own: bool) -> None:
     with QuirkServer(HEALTHY[api]) as server:
         settings: dict[str, Any] = {"tools": [look], "system": "You are Ann."} if has_own else {}
         engine = engine_at(server, api=api, **settings)
@@ -189,7 +189,7 @@ def test_each_request_has_the_runs_instructions_after_the_engines(api: Any, has_
 
         run(engine, ask, engine.registry.definitions())
         sent = server.requests[-1]
-    instructions = "You are Ann.\n\nBe brief." if has_own else "You are Bob.\n\nBe brief."
+    instructions = "You are Ann.\n\nYou are Bob.\n\nBe brief." if has_own else "You are Bob.\n\nBe brief."
     assert (sent["instructions"] if api == "responses" else sent["messages"][0]["content"]) == instructions
     declared = [entry.get("function", entry) for entry in sent["tools"]]
     assert [declaration["name"] for declaration in declared] == [*(["look"] if has_own else []), "weather", "time"]

@@ -169,7 +169,7 @@ programs: ## install the programs that the tests call, by apt-get, where they ar
 lint: $(TESTING) ## format, lint, types
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m ruff check .
-	$(BIN)/python -m mypy
+	$(BIN)/python -m mypy $(MYPY)
 
 .PHONY: docs
 docs: $(TESTING) ## build the docs site into site/; a warning or a broken link is an error

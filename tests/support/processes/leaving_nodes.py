@@ -331,12 +331,12 @@ async def watched(cluster: Cluster) -> dict[str, Any]:
             env={**os.environ, "RAY_ADDRESS": cluster.nodes.address},
             stdout=asyncio.subprocess.PIPE,
         )
-        said = json.loads((await process.communicate())[0])
+        printed = json.loads((await process.communicate())[0])
         if words[0] == "top":
-            kept = {name: said[name] for name in ("sessions", "runs")} | {"hosts": len(said["hosts"])}
+            summary = {name: printed[name] for name in ("sessions", "runs")} | {"hosts": len(printed["hosts"])}
         else:
-            kept = {line["check"]: line["message"] for line in said if line["check"] in ("ray nodes", "store")}
-        return {"seconds": round(time.monotonic() - began, 1), **kept}
+            summary = {line["check"]: line["message"] for line in printed if line["check"] in ("ray nodes", "store")}
+        return {"seconds": round(time.monotonic() - began, 1), **summary}
 
     async with sessions(cluster) as (_, chats, _):
         url = cluster.urls.format("p")

@@ -110,9 +110,13 @@ async def find(run_id: str) -> Any:
     return await app.state.manager.execution(run_id, user_id="sarah")
 
 
-async def frames(run: AsyncExecutionHandle, after: int) -> AsyncIterator[str]:
-    async for event in run.events(after):
-        yield f"id: {event.seq}\nevent: {event.kind}\ndata: {event.model_dump_json(exclude_none=True)}\n\n"
+async def frames(run: AsyncExecutionHandle, after: int | None) -> AsyncIterator[str]:
+    while after is not None:
+        page = await run.event_page(after, wait_s=15.0)
+        for event in page:
+            yield f"id: {event.seq}\nevent: {event.kind}\ndata: {event.model_dump_json(exclude_none=True)}\n\n"
+        yield "" if page else ": still here\n\n"  # so that proxies keep a stream that is silent
+        after = page.next
     yield "event: end\ndata: {}\n\n"
 
 

@@ -49,6 +49,12 @@ async def forget(client: SessionsClient, store: AsyncStoreReads, user_id: str, *
     await store.ask("forget_in_ledger", user_id)
     if keeps_files(store.store):
         await store.ask("forget_files", user_id)
+    report += Forgotten(webhooks=len(webhooks))
+    return report + await forget_in_memories(client, user_id, verify=verify)
+
+
+async def forget_in_memories(client: SessionsClient, user_id: str, *, verify: bool) -> Forgotten:
+    """Delete what memories and notes keep for a user, one after the other; see `SessionManager.forget`."""
     scope = Scope(user_id=user_id)
     items: dict[str, int] = {}
     erased: dict[str, Erasure] = {}
@@ -63,7 +69,7 @@ async def forget(client: SessionsClient, store: AsyncStoreReads, user_id: str, *
     notes = 0
     if working := client.working_memory:
         notes = await steps.run(client.portal, forget_apart, working, scope)
-    return report + Forgotten(items=items, erased=erased, notes=notes, webhooks=len(webhooks), was_checked=verify)
+    return Forgotten(items=items, erased=erased, notes=notes, was_checked=verify)
 
 
 async def _delete_sessions(client: SessionsClient, store: AsyncStoreReads, user_id: str) -> Forgotten:

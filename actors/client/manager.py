@@ -17,7 +17,7 @@ from turnwise.actors.client import steps
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.expiry import AsyncSweepSchedule, memories_of, sweep
 from turnwise.actors.client.files import AsyncFiles, collect_files, with_bytes_of
-from turnwise.actors.client.forgetting import clear, forget
+from turnwise.actors.client.forgetting import clear, forget, forget_in_memories
 from turnwise.actors.client.importing import read_conversation, send_conversation
 from turnwise.actors.client.run_once import AsyncOnce
 from turnwise.actors.client.session import AsyncSession
@@ -73,6 +73,7 @@ from turnwise.actors.client.shared.sessions_client import (
 )
 from turnwise.actors.client.store_reads import AsyncStoreReads
 from turnwise.actors.client.subscriptions import AsyncEventFeed, AsyncSubscription
+from turnwise.actors.client.user_memory import AsyncOwnMemoryHost, AsyncUserMemory
 from turnwise.actors.client.webhooks import AsyncWebhook, add_webhook
 from turnwise.actors.hosting import verbs
 from turnwise.actors.hosting.placement import Dedicated, Placement
@@ -112,7 +113,7 @@ from turnwise.memory.deliveries.webhooks import (
 )
 from turnwise.memory.files.attachments import refusal_by
 from turnwise.memory.files.records import OF_USER
-from turnwise.memory.longterm.base import LongTermMemory
+from turnwise.memory.longterm.base import LongTermMemory, Scope
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.quotas.records import Quota, QuotaUse
 from turnwise.memory.quotas.tenants import Tenant
@@ -1064,6 +1065,18 @@ class AsyncSessionManager:
         await self._start.done()
         return AsyncFiles(self._client, SessionKey(OF_USER, user_id or DEFAULT_USER))
 
+    @checked(user_id=UserId | None, agent=AgentName | None)
+    async def memory(self, *, user_id: str | None = None, agent: str | None = None) -> AsyncUserMemory:
+        """Return what long-term memories keep for a user, without a session.
+
+        Args:
+            user_id: "default" if omitted.
+            agent: whose items it has, as sessions with this agent do. Semantic items are there for each agent.
+        """
+        await self._start.done()
+        scope = Scope(user_id=user_id or DEFAULT_USER, agent=agent)
+        return AsyncUserMemory(AsyncOwnMemoryHost(self._client, scope))
+
     @checked(
         user_id=UserId | None,
         agent=AgentName | None,
@@ -1107,8 +1120,8 @@ class AsyncSessionManager:
         rows: list[LedgerRow] = await self._store.ask("ledger", query)
         return UsageReport(by=query.by, since=query.since, until=query.until, rows=tuple(rows))
 
-    @checked(user_id=UserId, verify=bool)
-    async def forget(self, user_id: str, *, verify: bool = True) -> Forgotten:
+    @checked(user_id=UserId, verify=bool, only_memory=bool)
+    async def forget(self, user_id: str, *, verify: bool = True, only_memory: bool = False) -> Forgotten:
         """Delete a user's sessions, webhooks and what this manager's memories keep; return what was removed.
 
         The user's events in the event store go too, those of `run_once` among them.
@@ -1121,12 +1134,16 @@ class AsyncSessionManager:
         Args:
             verify: whether memories are checked afterwards for remains, in the parts that were changed, at a cost that
                 grows with what is forgotten.
+            only_memory: if true, only memories and notes forget; sessions and all else stay. A turn that waits to be
+                saved is saved later: call `session.memory.wait` first.
 
         Raises:
             LongTermMemoryError: a memory failed; the sessions are deleted.
         """
         self._check_writes("*", "forget")
         await self._start.done()
+        if only_memory:
+            return await forget_in_memories(self._client, user_id, verify=verify)
         await self._once.forget(user_id)
         report = await forget(self._client, self._store, user_id, verify=verify)
         self._once.announce_quotas()

@@ -53,6 +53,8 @@ class Verb(Generic[Params, Answer_co]):
     """The lowest role of a member who may call it. The functions that it calls may ask for a higher one."""
     action: str = ""
     """What it does, for the error of members who may not call it; by default, that it is called."""
+    method: Callable[..., Awaitable[Answer_co]] | None = None
+    """Of a verb of memories, the method of `SessionMemoryAccess` that carries it out."""
 
     def acting(self, session: SessionRef) -> Acting | None:
         """Return the member who calls it; None if the session's user does."""
@@ -93,6 +95,12 @@ class VerbCall(Generic[Answer_co]):
     async def read(self, reader: Reader, acting: Acting | None = None) -> Answer_co:
         """Carry the verb out in this process; it must be one that reads."""
         return await reader.read(self.verb, acting, **self.arguments)
+
+    async def on_memories(self, access: SessionMemoryAccess) -> Answer_co:
+        """Carry the verb out on a user's memories; it must be one of theirs, see `of_memory`."""
+        if self.verb.method is None:
+            raise TypeError(f"{self.verb.name} is no verb of memories")
+        return await self.verb.method(access, **self.arguments)
 
 
 @dataclass(frozen=True)
@@ -168,4 +176,5 @@ def of_memory(
     async def carry_out(service: SessionService, *args: Params.args, **options: Params.kwargs) -> Answer:
         return await method(await service.memory_access(), *args, **options)
 
-    return Verb(f"memory.{method.__name__}", carry_out, needs_engine=True, repeatable=repeatable, role=role)
+    options: dict[str, Any] = {"needs_engine": True, "repeatable": repeatable, "role": role, "method": method}
+    return Verb(f"memory.{method.__name__}", carry_out, **options)

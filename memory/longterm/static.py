@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeGuard, Unpack, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeGuard, Unpack
 
 from turnwise.errors import ConfigError, InvalidMemoryError, ReadOnlyMemoryError
 from turnwise.memory.background import on_thread
@@ -97,7 +97,7 @@ class StaticMemory:
             store, facts = facts, list[str]()
         self._store = None if store is None else items_at(store)
         self._table = facts if _is_table(facts) else None
-        self._items = () if self._table else _items(cast(Iterable[Any], facts))
+        self._items = () if self._table else _items(facts)
         self._all_up_to = all_up_to
         self._weights = weights
         self._embedding = embedding
@@ -153,7 +153,7 @@ class StaticMemory:
         """
         try:
             text = Path(path).read_text(encoding="utf-8-sig")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError) as error:
             raise ConfigError("StaticMemory.from_file", str(path), f"cannot be read: {error}") from error
         facts: Sequence[str | MemoryItem | Mapping[str, Any]]
         if Path(path).suffix in (".json", ".jsonl"):
@@ -352,7 +352,10 @@ def _with(fact: Any, **defaults: Any) -> Any:
     return {**defaults, **fact} if isinstance(fact, Mapping) else fact
 
 
-def _items(facts: Iterable[Any]) -> tuple[MemoryItem, ...]:
+def _items(facts: Any) -> tuple[MemoryItem, ...]:
+    if not isinstance(facts, Iterable):
+        what = "cannot be iterated over: pass a list of facts, or use from_file() for those of a file"
+        raise ConfigError("StaticMemory.facts", facts, what)
     is_one = isinstance(facts, Mapping) and ({"text", "content"} & facts.keys() or {"key", "value"} <= facts.keys())
     if isinstance(facts, str) or is_one:
         what = (

@@ -591,6 +591,8 @@ def _needs_prominences(request: Recall) -> bool:
 
 def _url(path: str | Path) -> str:
     """Return the URL of a file of SQLite, if it is not one already."""
+    if not isinstance(path, str | Path):
+        raise ConfigError("VectorMemory.path", path, "pass the path of a SQLite file, or the URL of a store")
     return path if isinstance(path, str) and "://" in path else f"sqlite:///{Path(path).expanduser().absolute()}"
 
 

@@ -1,8 +1,10 @@
 from turnwise.actors.client.blocking.chat_memory import ChatMemory as ChatMemory
 from turnwise.actors.client.blocking.session_memory import SessionMemory as SessionMemory
+from turnwise.actors.client.blocking.user_memory import UserMemory as UserMemory
 from turnwise.actors.client.chat_memory import AsyncChatMemory as AsyncChatMemory
 from turnwise.actors.client.session_memory import AsyncSessionMemory as AsyncSessionMemory
 from turnwise.actors.client.shared.memory_content import MemoryContent as MemoryContent
+from turnwise.actors.client.user_memory import AsyncUserMemory as AsyncUserMemory
 from turnwise.actors.inference.tools.memory_tools import memory_tools as memory_tools, notes_tools as notes_tools
 from turnwise.actors.memory.config import MemoryConfig as MemoryConfig
 from turnwise.memory.longterm.base import (

@@ -17,10 +17,12 @@ from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.files import Files
 from turnwise.actors.client.blocking.manager import SessionManager
 from turnwise.actors.client.blocking.session import Session
+from turnwise.actors.client.blocking.user_memory import UserMemory
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.files import AsyncFiles
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.client.session import AsyncSession
+from turnwise.actors.client.user_memory import AsyncUserMemory
 from turnwise.actors.hosting.placement import Dedicated, InProcess, Packed, Placement
 from turnwise.errors import (
     ConfigError,
@@ -84,6 +86,7 @@ CASES = [
     Case("tenants", (), TypeError, TypeError, TypeError, []),
     Case("users", ("acme",), TypeError, TypeError, TypeError, []),
     Case("files", (), ["alices"], [], [], []),
+    Case("memory", (), ["tea for alice"], [], [], []),
     Case("count", (), 1, 1, 0, 2),
     Case("search", (), ["of-alice"], [], [], TypeError),
     Case("marks", (), [], [], [], TypeError),
@@ -126,6 +129,9 @@ async def outcome(verb: Callable[..., Any], *args: str, **user: str) -> Any:
         if isinstance(answer, Files | AsyncFiles):
             files = answer.list()
             return [file.name for file in (await files if inspect.isawaitable(files) else files)]
+        if isinstance(answer, UserMemory | AsyncUserMemory):
+            items = answer.recall("tea")
+            return [item.text for item in (await items if inspect.isawaitable(items) else items)]
         return plain(answer)
     except Exception as error:  # noqa: BLE001 - the error is the outcome
         return error
@@ -135,8 +141,10 @@ def test_every_method_of_a_manager_reaches_only_records_of_its_user(
     make_manager: MakeManager, tmp_path: Path, namespace: str
 ) -> None:
     """In both families; another user's record looks the same as a missing one."""
-    manager = make_manager()
+    memory = [LexicalMemory(SQLItems(f"sqlite:///{tmp_path}/facts.db"))]
+    manager = make_manager(memory=memory)
     run_id = manager.open("of-alice", user_id="alice").run("slow 3").run_id  # which takes a time that counts
+    manager.memory(user_id="alice").save("tea for alice")
     manager.execution(run_id, user_id="alice").wait()
     manager.open("of-bob", user_id="bob")
     manager.files(user_id="alice").put("alices", b"a")
@@ -165,7 +173,7 @@ def test_every_method_of_a_manager_reaches_only_records_of_its_user(
 
     async def check_async() -> None:
         settings: dict[str, Any] = {"engine": ScriptedEngine(), "namespace": namespace, "placement": InProcess()}
-        async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", **settings) as awaiting:
+        async with AsyncSessionManager(f"sqlite:///{tmp_path}/chats.db", memory=memory, **settings) as awaiting:
             await check(awaiting)
 
     asyncio.run(check_async())

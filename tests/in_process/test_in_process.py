@@ -445,3 +445,9 @@ def test_shared_stores_in_memory_are_what_they_can_do_on_each_python() -> None:
             for protocol in (SessionStore, Searchable, FileIndex):
                 verbs = {name for name, value in vars(protocol).items() if inspect.iscoroutinefunction(value)}
                 assert verbs and [verb for verb in verbs if inspect.getattr_static(store, verb, None) is None] == []
+
+
+@pytest.mark.parametrize(("setting", "value"), [("config", {"idle_s": 1.0}), ("placement", InProcess)], ids=str)
+def test_a_setting_of_the_wrong_type_is_refused_by_its_name(setting: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{setting}="):
+        SessionManager("memory://typed", **{"engine": EchoEngine(), "placement": InProcess(), setting: value})

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from turnwise.errors import InvalidMemoryError
+from turnwise import EchoEngine, ExtractiveMemory, VectorMemory, WorkingMemory
+from turnwise.errors import ConfigError, InvalidMemoryError
 from turnwise.memory.longterm import conformance as contract
 from turnwise.memory.longterm.base import LongTermMemory, MemoryItem, Scope, is_read_only
 from turnwise.memory.longterm.items.in_memory import InMemoryItems
@@ -77,3 +78,10 @@ async def test_one_invalid_item_refuses_the_whole_call() -> None:
             await memory.remember(USER, [MemoryItem(id="1", text="figs"), wrong])
     assert await memory.recall(USER, "figs") == []
     assert repr(memory).startswith("LexicalMemory(<turnwise.memory.longterm.items.in_memory.InMemoryItems")
+
+
+@pytest.mark.parametrize("place", [7, None, b"facts.db", ["facts.db"]], ids=repr)
+def test_a_place_that_is_none_is_refused_before_anything_is_saved(place: Any) -> None:
+    for make in (LexicalMemory, VectorMemory, WorkingMemory, partial(ExtractiveMemory, EchoEngine())):
+        with pytest.raises(ConfigError, match="pass the path of a SQLite file"):
+            make(place)

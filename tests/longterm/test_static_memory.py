@@ -125,6 +125,10 @@ def test_invalid_facts_are_refused() -> None:
         StaticMemory(["a", MemoryItem(id="1", text="b")])
     with pytest.raises(ConfigError, match="is one text: pass a list of facts"):
         StaticMemory("Travel is booked.")
+    with pytest.raises(ConfigError, match=r"cannot be iterated over: .* from_file\(\)"):
+        StaticMemory(Path("policy.md"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"from_file=.*cannot be read"):
+        StaticMemory.from_file(None)  # type: ignore[arg-type]
     for setting, value in {"all_up_to": -1}.items():
         with pytest.raises(ConfigError, match=f"StaticMemory.{setting}={value}"):
             StaticMemory(POLICY, **{setting: value})  # type: ignore[arg-type]

@@ -47,6 +47,7 @@ LEFT_OUT = {
     "AsyncSessionManager.client": "the service's connection to its store and to its processes",
     "AsyncSessionManager.engines": "objects of the service's process; `session.use` and `open` take their names",
     "AsyncSessionManager.is_read_only": "a setting of the service; a change raises ReadOnlyStoreError",
+    "AsyncSessionManager.memory": "each of the user's sessions reaches the same memory; its routes name one",
     "AsyncSession.actor": "a handle of Ray, of which this process is no part",
 }
 """What a service does not offer to callers, and why."""

@@ -50,6 +50,12 @@ def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: b
     store.ask("forget_in_ledger", user_id)
     if keeps_files(store.store):
         store.ask("forget_files", user_id)
+    report += Forgotten(webhooks=len(webhooks))
+    return report + forget_in_memories(client, user_id, verify=verify)
+
+
+def forget_in_memories(client: SessionsClient, user_id: str, *, verify: bool) -> Forgotten:
+    """Delete what memories and notes keep for a user, one after the other; see `SessionManager.forget`."""
     scope = Scope(user_id=user_id)
     items: dict[str, int] = {}
     erased: dict[str, Erasure] = {}
@@ -64,7 +70,7 @@ def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: b
     notes = 0
     if working := client.working_memory:
         notes = steps.run(client.portal, forget_apart, working, scope)
-    return report + Forgotten(items=items, erased=erased, notes=notes, webhooks=len(webhooks), was_checked=verify)
+    return Forgotten(items=items, erased=erased, notes=notes, was_checked=verify)
 
 
 def _delete_sessions(client: SessionsClient, store: StoreReads, user_id: str) -> Forgotten:

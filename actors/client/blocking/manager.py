@@ -18,13 +18,14 @@ from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.expiry import SweepSchedule, memories_of, sweep
 from turnwise.actors.client.blocking.files import Files, collect_files, with_bytes_of
-from turnwise.actors.client.blocking.forgetting import clear, forget
+from turnwise.actors.client.blocking.forgetting import clear, forget, forget_in_memories
 from turnwise.actors.client.blocking.importing import read_conversation, send_conversation
 from turnwise.actors.client.blocking.run_once import Once
 from turnwise.actors.client.blocking.session import Session
 from turnwise.actors.client.blocking.session_host import SessionHost
 from turnwise.actors.client.blocking.store_reads import StoreReads
 from turnwise.actors.client.blocking.subscriptions import EventFeed, Subscription
+from turnwise.actors.client.blocking.user_memory import OwnMemoryHost, UserMemory
 from turnwise.actors.client.blocking.webhooks import Webhook, add_webhook
 from turnwise.actors.client.shared.arguments import (
     AgentName,
@@ -113,7 +114,7 @@ from turnwise.memory.deliveries.webhooks import (
 )
 from turnwise.memory.files.attachments import refusal_by
 from turnwise.memory.files.records import OF_USER
-from turnwise.memory.longterm.base import LongTermMemory
+from turnwise.memory.longterm.base import LongTermMemory, Scope
 from turnwise.memory.longterm.retention.deletion_report import Forgotten
 from turnwise.memory.quotas.records import Quota, QuotaUse
 from turnwise.memory.quotas.tenants import Tenant
@@ -1068,6 +1069,18 @@ class SessionManager:
         self._start.done()
         return Files(self._client, SessionKey(OF_USER, user_id or DEFAULT_USER))
 
+    @checked(user_id=UserId | None, agent=AgentName | None)
+    def memory(self, *, user_id: str | None = None, agent: str | None = None) -> UserMemory:
+        """Return what long-term memories keep for a user, without a session.
+
+        Args:
+            user_id: "default" if omitted.
+            agent: whose items it has, as sessions with this agent do. Semantic items are there for each agent.
+        """
+        self._start.done()
+        scope = Scope(user_id=user_id or DEFAULT_USER, agent=agent)
+        return UserMemory(OwnMemoryHost(self._client, scope))
+
     @checked(
         user_id=UserId | None,
         agent=AgentName | None,
@@ -1111,8 +1124,8 @@ class SessionManager:
         rows: list[LedgerRow] = self._store.ask("ledger", query)
         return UsageReport(by=query.by, since=query.since, until=query.until, rows=tuple(rows))
 
-    @checked(user_id=UserId, verify=bool)
-    def forget(self, user_id: str, *, verify: bool = True) -> Forgotten:
+    @checked(user_id=UserId, verify=bool, only_memory=bool)
+    def forget(self, user_id: str, *, verify: bool = True, only_memory: bool = False) -> Forgotten:
         """Delete a user's sessions, webhooks and what this manager's memories keep; return what was removed.
 
         The user's events in the event store go too, those of `run_once` among them.
@@ -1125,12 +1138,16 @@ class SessionManager:
         Args:
             verify: whether memories are checked afterwards for remains, in the parts that were changed, at a cost that
                 grows with what is forgotten.
+            only_memory: if true, only memories and notes forget; sessions and all else stay. A turn that waits to be
+                saved is saved later: call `session.memory.wait` first.
 
         Raises:
             LongTermMemoryError: a memory failed; the sessions are deleted.
         """
         self._check_writes("*", "forget")
         self._start.done()
+        if only_memory:
+            return forget_in_memories(self._client, user_id, verify=verify)
         self._once.forget(user_id)
         report = forget(self._client, self._store, user_id, verify=verify)
         self._once.announce_quotas()

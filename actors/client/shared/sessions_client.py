@@ -132,8 +132,7 @@ class SessionsClient:
         """
         has_engine = not getattr(engine, "starts_no_runs", False)
         engine = as_engine(engine)
-        if not isinstance(placement, Dedicated | Packed | InProcess):
-            raise ConfigError("placement", placement, "pass Dedicated(), Packed() or InProcess()")
+        _check_settings(placement, config)
         if overflow == "default":
             strategies = [default_overflow(builder, config) for builder in engines_of(engine)]
             overflow = strategies[0] if all(strategies) else None
@@ -430,3 +429,10 @@ def _checked(encryption: Encryption | None, runtime: Runtime) -> Encryption | No
 
 def _find(namespace: str, name: str, placement: Placement) -> SessionsClient:
     return _CLIENTS.get(name) or SessionsClient(namespace, name, placement)
+
+
+def _check_settings(placement: Placement, config: SessionConfig) -> None:
+    if not isinstance(placement, Dedicated | Packed | InProcess):
+        raise ConfigError("placement", placement, "pass Dedicated(), Packed() or InProcess()")
+    if not isinstance(config, SessionConfig):
+        raise ConfigError("config", type(config).__name__, "pass a SessionConfig")

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from turnwise.memory.longterm.items.base import SPACE
+from turnwise.errors import ConfigError
+from turnwise.memory.longterm.items.base import SPACE, ItemStore
 from turnwise.memory.stores.urls import REDIS_SCHEMES, resolve_own_url
-
-if TYPE_CHECKING:
-    from turnwise.memory.longterm.items.base import ItemStore
 
 
 def open_items(url: str, *, space: str = SPACE) -> ItemStore:
@@ -44,9 +41,12 @@ def items_at(place: ItemStore | str | Path, *, space: str = SPACE) -> ItemStore:
 
     Raises:
         StoreURLError: the scheme is unknown, or its driver is not installed.
+        ConfigError: it is none of these.
     """
     if isinstance(place, str) and "://" in place:
         return open_items(place, space=space)
     if isinstance(place, str | Path):
         return open_items(f"sqlite:///{Path(place).expanduser().absolute()}", space=space)
+    if not isinstance(place, ItemStore):
+        raise ConfigError("items", place, "pass the path of a SQLite file, the URL of a store, or an ItemStore")
     return place

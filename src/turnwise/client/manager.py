@@ -693,15 +693,16 @@ class AsyncRemoteManager:
             raise InvalidInputError("since", since, f"must not be after until, {until}")
         return report_of(await self._ask("GET", "usage", whose=self._whose(None), query=query))
 
-    @checked(user_id=UserId, verify=bool)
-    async def forget(self, user_id: str, *, verify: bool = True) -> Forgotten:
+    @checked(user_id=UserId, verify=bool, only_memory=bool)
+    async def forget(self, user_id: str, *, verify: bool = True, only_memory: bool = False) -> Forgotten:
         """Delete a user's sessions, webhooks and what the service's memories keep; return what was removed.
 
         See `SessionManager.forget`. May be repeated, and must be if it fails halfway. If the answer was lost, and the
         process that gave it has ended, another one forgets the user again: the report then names only what was left.
         """
         whose = self._whose(user_id)
-        return forgotten_of(await self._ask("DELETE", "user", whose=whose, query={"verify": verify}))
+        query = {"verify": verify, "only_memory": only_memory}
+        return forgotten_of(await self._ask("DELETE", "user", whose=whose, query=query))
 
     @checked(user_id=UserId, agent=AgentName | None, keep_last=Count, memory=bool, verify=bool)
     async def clear(

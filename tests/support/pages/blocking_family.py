@@ -17,7 +17,17 @@ CLIENT = ROOT / "actors/client"
 BLOCKING = CLIENT / "blocking"
 
 MODULES = (
-    *("session_host", "execution", "session_memory", "session", "chat_memory", "manager", "store_reads", "run_once"),
+    *(
+        "session_host",
+        "execution",
+        "user_memory",
+        "session_memory",
+        "session",
+        "chat_memory",
+        "manager",
+        "store_reads",
+        "run_once",
+    ),
     *("forgetting", "expiry", "importing", "event_push", "subscriptions", "webhooks", "files"),
 )
 """The modules that are written once."""
@@ -87,6 +97,9 @@ A conversation. Methods may be called from many threads and processes at once; t
         "`SessionMemory` with its verbs as coroutines.\n": (
             "The long-term memories of the session's user, and the session's working memory.\n"
         ),
+    },
+    "user_memory": {
+        "`UserMemory` with its verbs as coroutines.\n": "The long-term memories of a user.\n",
     },
     "files": {
         "`Files` with its verbs as coroutines.\n": "The files of a session, or of a user that belong to no session.\n",

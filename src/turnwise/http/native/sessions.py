@@ -257,9 +257,14 @@ async def search_messages(
 
 
 @router.delete("/user", summary="Delete all sessions and memories of the user")
-async def forget_user(caller: RequestCaller, verify: Verified = True) -> ForgottenShown:
+async def forget_user(
+    caller: RequestCaller,
+    verify: Verified = True,
+    only_memory: Annotated[bool, Query(description="If true, sessions and all else stay.")] = False,
+) -> ForgottenShown:
     """Cancels active runs. May be repeated, and must be if it fails halfway."""
-    return ForgottenShown.of(await caller.manager.forget(caller.user_id, verify=verify))
+    options = {"verify": verify, "only_memory": only_memory}
+    return ForgottenShown.of(await caller.manager.forget(caller.user_id, **options))
 
 
 @router.post("/clear", summary="Clear all sessions of the user, or those of an agent")

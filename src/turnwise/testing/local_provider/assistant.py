@@ -29,6 +29,10 @@ def assistant_reply(messages: Sequence[Message]) -> str:
 
     Facts about the user come from this conversation and the recalled facts, earlier topics from recalled conversations,
     and rules from the section for everyone. It knows nothing that is not in the messages.
+
+    It extracts sentences that begin with "I" and a verb, or with "My ... is", "are", "begins" or "ends", and confirms
+    a fact that is its quotation. It answers a question by what shares a word with it that is not a common one. To all
+    else it answers "Thank you, I have noted that.", or "I do not know that.".
     """
     *before, prompt = [text for message in messages if message["role"] == "user" for text in texts_of(message)]
     if prompt.endswith(FACTS_WANTED):

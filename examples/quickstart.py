@@ -41,18 +41,18 @@ async def ask_twice(manager: AsyncSessionManager, screen: "Screen") -> None:
     """Ada asks, reads the streamed answer, and asks about her first question: the session has the history."""
     chat = await manager.open("ada/rivers", user_id="ada")
     for prompt in (RIVERS, FIRST):
-        screen.tell(chat.id, f"> {prompt}")
+        screen.tell(chat.session_id, f"> {prompt}")
         run = await chat.run(prompt)
         _, text = await follow(run, screen)
         turn = await run
         assert turn.text == text
-        screen.tell(chat.id, f"* turn {turn.index} is in the store")
+        screen.tell(chat.session_id, f"* turn {turn.index} is in the store")
 
 
 async def cancel_midway(manager: AsyncSessionManager, screen: "Screen") -> None:
     """Grace cancels in the middle of an answer. The part that she has seen is kept."""
     chat = await manager.open("grace/whales", user_id="grace")
-    screen.tell(chat.id, f"> {WHALES}")
+    screen.tell(chat.session_id, f"> {WHALES}")
     run = await chat.run(WHALES)
     _, text = await follow(run, screen, pieces=15)
     await run.cancel(reason="Grace has heard enough")
@@ -60,40 +60,40 @@ async def cancel_midway(manager: AsyncSessionManager, screen: "Screen") -> None:
         await run
         raise AssertionError("the run was not cancelled")
     except RunCancelledError as error:
-        screen.tell(chat.id, f"* RunCancelledError: {error.why}")
+        screen.tell(chat.session_id, f"* RunCancelledError: {error.why}")
         partial = error.turn
     assert partial
     assert partial.text.startswith(text)
-    screen.tell(chat.id, f"* kept in the history: the {len(partial.text.split())} words above")
+    screen.tell(chat.session_id, f"* kept in the history: the {len(partial.text.split())} words above")
 
 
 async def kill_midway(manager: AsyncSessionManager, screen: "Screen") -> None:
     """The process of Alan's session is killed in the middle of an answer. Another one takes over and goes on."""
     chat = await manager.open("alan/glass", user_id="alan")
-    screen.tell(chat.id, f"> {GLASS}")
+    screen.tell(chat.session_id, f"> {GLASS}")
     run = await chat.run(GLASS)
     seq, _ = await follow(run, screen, pieces=8)
     pid = (await chat.info()).pid
     assert pid
     os.kill(pid, signal.SIGKILL)
-    screen.tell(chat.id, f"* process {pid} was killed")
+    screen.tell(chat.session_id, f"* process {pid} was killed")
     _, text = await follow(run, screen, after=seq)
     assert (await run).text == text
-    screen.tell(chat.id, f"* process {(await chat.info()).pid} has answered, and the stream went on")
+    screen.tell(chat.session_id, f"* process {(await chat.info()).pid} has answered, and the stream went on")
 
 
 async def reattach(manager: AsyncSessionManager, screen: "Screen", second_manager: AsyncSessionManager) -> None:
     """Ada's client disconnects in the middle of an answer. Another continues from there; it needs the run's id."""
     chat = await manager.open("ada/sky", user_id="ada")
-    screen.tell(chat.id, f"> {SKY}")
+    screen.tell(chat.session_id, f"> {SKY}")
     run = await chat.run(SKY)
     seq, first_half = await follow(run, screen, pieces=15)
     again = await second_manager.execution(run.run_id, user_id="ada")
-    screen.tell(chat.id, f"* re-attached to run {run.run_id} after event {seq}")
+    screen.tell(chat.session_id, f"* re-attached to run {run.run_id} after event {seq}")
     _, second_half = await follow(again, screen, after=seq)
     assert second_half
     assert (await again).text == first_half + second_half
-    screen.tell(chat.id, "* the two halves are the whole answer: nothing is missing, nothing came twice")
+    screen.tell(chat.session_id, "* the two halves are the whole answer: nothing is missing, nothing came twice")
 
 
 async def follow(

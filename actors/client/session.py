@@ -100,19 +100,21 @@ class AsyncSession:
         self._client = client
         self._ref = ref
         self._host = AsyncSessionHost(client, ref)
-        self.id = ref.key.session_id
+        self.session_id = ref.key.session_id
+        """Its id, which no other session of the user has."""
         self.user_id = ref.key.user_id
         """The user to whom it belongs."""
         self.as_user = ref.as_user
         """The member for whom this object acts; None for the session's user."""
         self.agent = agent
+        """The agent whose session it is; None if it has no name."""
 
     def __repr__(self) -> str:
         acting = f" as {self.as_user!r}" if self.as_user is not None else ""
-        return f"<{type(self).__name__} {self.id!r} of user {self.user_id!r}{acting}>"
+        return f"<{type(self).__name__} {self.session_id!r} of user {self.user_id!r}{acting}>"
 
     def _repr_html_(self) -> str:
-        return facts_html(type(self).__name__, {"id": self.id, "user_id": self.user_id, "agent": self.agent})
+        return facts_html(type(self).__name__, {"id": self.session_id, "user_id": self.user_id, "agent": self.agent})
 
     def __reduce__(self) -> tuple[object, ...]:
         return by_version(type(self), client=self._client, ref=self._ref, agent=self.agent)
@@ -147,7 +149,7 @@ class AsyncSession:
             EmptyTurnError, InvalidPromptError, SessionEndedError: nothing was stored.
         """
         cache = self._client.cache(self._ref)
-        packed = await self._host.ask(verbs.append(plain_prompts(self.id, prompts), new_id(), cache.held))
+        packed = await self._host.ask(verbs.append(plain_prompts(self.session_id, prompts), new_id(), cache.held))
         return self._client.unpack(packed, cache)
 
     @checked(
@@ -226,7 +228,7 @@ class AsyncSession:
         after, is_first = -1, True
         while turns := await self.turns(after, _EXPORTED_AT_ONCE):
             for turn in turns:
-                is_fork = is_first and turn.parent is not None and turn.parent.rpartition("#")[0] != self.id
+                is_fork = is_first and turn.parent is not None and turn.parent.rpartition("#")[0] != self.session_id
                 is_first = False
                 if turn.record.forgotten:
                     continue
@@ -331,7 +333,7 @@ class AsyncSession:
             RunNotFoundError: the user has no run with the id `parent`; nothing was stored.
         """
         run_options = await self._settings(options)
-        started = await self._host.start(plain_prompts(self.id, prompts), run_options)
+        started = await self._host.start(plain_prompts(self.session_id, prompts), run_options)
         run = self._ref, started.run_id, started.turn_index
         if started.dropped:  # it is another caller's run
             return AsyncExecutionHandle(self._client, *run, started.outcome, dropped=True)
@@ -373,7 +375,7 @@ class AsyncSession:
         check_names("Session.rerun()", options, list(RerunOptions.__annotations__))
         index = self._index_of("at", at)
         settings = await self._settings(cast(RunOptions, options))
-        started = await self._host.rerun(plain_prompts(self.id, prompts) if prompts else None, index, settings)
+        started = await self._host.rerun(plain_prompts(self.session_id, prompts) if prompts else None, index, settings)
         output, on_event = options.get("output"), options.get("on_event")
         run = self._ref, started.run_id, started.turn_index
         return AsyncExecutionHandle(self._client, *run, started.outcome, output=output, on_event=on_event)
@@ -400,8 +402,8 @@ class AsyncSession:
         """Return the index of a turn of this session; None for None."""
         if not isinstance(turn, Turn):
             return turn
-        if turn.session_id != self.id:
-            raise InvalidInputError(argument, shown(turn.session_id), f"it is not of session {self.id!r}")
+        if turn.session_id != self.session_id:
+            raise InvalidInputError(argument, shown(turn.session_id), f"it is not of session {self.session_id!r}")
         return turn.index
 
     @checked(text=Text, key=IdempotencyKey | None)
@@ -490,7 +492,7 @@ class AsyncSession:
             SessionEndedError, EmptyTurnError, InvalidPromptError: nothing was stored.
         """
         settings = await self._later_settings("Session.schedule()", {"if_busy": "enqueue", **options})
-        plain = plain_prompts(self.id, prompts)
+        plain = plain_prompts(self.session_id, prompts)
         when = when_of(at=at, after_s=after_s, every_s=every_s, cron=cron, timezone=timezone, until=until)
         if when is None:
             raise InvalidInputError("at", None, "pass at, after_s, every_s or cron")
@@ -555,7 +557,7 @@ class AsyncSession:
             verbs.change_schedule(
                 key,
                 when=when,
-                prompts=plain_prompts(self.id, prompts) if brings_run else None,
+                prompts=plain_prompts(self.session_id, prompts) if brings_run else None,
                 missed=missed,
                 if_busy=options.get("if_busy"),
                 options=run_options,
@@ -921,8 +923,8 @@ class AsyncSession:
         own, index = places(spans), what.index if isinstance(what, Turn) else what.turn_index
         if high := [number for number in blocks if number >= len(own)]:
             raise InvalidInputError("blocks", high[0], f"it has {len(own)} blocks, numbered from 0")
-        if what.session_id != self.id:
-            raise InvalidInputError("what", shown(what.session_id), f"it is not of session {self.id!r}")
+        if what.session_id != self.session_id:
+            raise InvalidInputError("what", shown(what.session_id), f"it is not of session {self.session_id!r}")
         removed_spans = join(union([own[number] for number in blocks] if blocks else own))
         return await self._host.ask(verbs.remove(index, removed_spans, new_id()))
 
@@ -958,8 +960,8 @@ class AsyncSession:
             place = parse_message_cursor(cursor)
         except InvalidInputError:
             place = None
-        if session_id != self.id or place is None:
-            raise InvalidInputError("message", shown(message_id), f"it names no message of session {self.id!r}")
+        if session_id != self.session_id or place is None:
+            raise InvalidInputError("message", shown(message_id), f"it names no message of session {self.session_id!r}")
         return place
 
     @checked(keep_last=Count, memory=bool, verify=bool, updated_at=Time | None)

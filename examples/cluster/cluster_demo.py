@@ -57,7 +57,7 @@ async def turn_of(session: AsyncSession, prompt: str) -> float:
     usage = (await run.wait()).usage
     assert usage is not None
     cached, read = usage.cached_tokens, usage.input_tokens
-    print(f"  {session.id:8} first token after {first_s:5.2f} s; {cached:4} of {read:4} tokens were cached")
+    print(f"  {session.session_id:8} first token after {first_s:5.2f} s; {cached:4} of {read:4} tokens were cached")
     return first_s
 
 

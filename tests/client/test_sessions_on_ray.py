@@ -432,7 +432,7 @@ def test_an_id_that_is_deleted_and_opened_again_is_another_session(make_manager:
             chat.delete()
             with pytest.raises(SessionNotFoundError):
                 chat.run("are you there?")
-            chat = manager.open(chat.id)
+            chat = manager.open(chat.session_id)
             assert chat.latest() is None
 
     with ThreadPoolExecutor(3) as pool:

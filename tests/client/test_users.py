@@ -104,7 +104,7 @@ def plain(answer: Any) -> Any:  # noqa: PLR0911 - a table
     match answer:
         case Session() | AsyncSession():
             assert answer.user_id == "alice"
-            return answer.id
+            return answer.session_id
         case ExecutionHandle() | AsyncExecutionHandle():
             return answer.session_id
         case Page():
@@ -226,7 +226,7 @@ def use_every_verb(chat: Session, secret: str) -> None:
         with pytest.raises(kind):
             ask()
     fork = pickle.loads(pickle.dumps(chat.fork(0, "fork")))
-    assert fork.id == "fork" and fork.run("on").wait(60).parent == "fork#0"
+    assert fork.session_id == "fork" and fork.run("on").wait(60).parent == "fork#0"
     assert chat.fork(0, "fork").info().session.parent == "chat#0", "the same again"
     assert fork.fork(session_id="fork of the fork").info().session.session_id == "fork of the fork"
     assert secret in str(fork.turn(0).blocks)

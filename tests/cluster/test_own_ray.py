@@ -67,7 +67,7 @@ async def first_life(folder: Path) -> dict[str, Any]:
     await manager.close()
     return {
         "the constructor starts a Ray": was_started,
-        "opened": [session.id for session in sessions],
+        "opened": [session.session_id for session in sessions],
         "ticks": await ticking,
     }
 

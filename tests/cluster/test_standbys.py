@@ -142,7 +142,7 @@ class Load:
     async def _talk(self, chat: AsyncSession) -> None:
         number = 0
         while not self._ends.is_set():
-            prompt = f"{chat.id} {number}"
+            prompt = f"{chat.session_id} {number}"
             try:
                 run = await chat.run(prompt, idempotency_key=prompt, if_busy="enqueue")
                 self.acknowledged.add(prompt)

@@ -97,7 +97,7 @@ def test_a_session_that_has_left_is_woken_when_its_run_is_due(
     until(lambda: texts(chat) == ["soon"])
     assert chat.runs()[0].created_at == pytest.approx(soon.occurs_at, abs=10.0)
     later = chat.schedule("later", after_s=4.0)
-    until(lambda: actors.has_left(manager, chat.id))
+    until(lambda: actors.has_left(manager, chat.session_id))
     assert not any("dispatcher" in host.name for host in manager.hosts())
     until(lambda: texts(chat) == ["soon", "later"])
     assert later.run_id in [run.run_id for run in chat.runs()] and not chat.schedules().items
@@ -109,7 +109,7 @@ def test_a_message_wakes_a_session_that_has_left(
 ) -> None:
     manager = make_ray_manager(placement=placement, config=QUICK)
     ann, bob = (manager.open(name) for name in ("ann", "bob"))
-    until(lambda: actors.has_left(manager, bob.id))
+    until(lambda: actors.has_left(manager, bob.session_id))
     message = ann.send("bob", "hello")
     until(lambda: texts(bob) == ["hello"])
     (run,) = bob.runs()
@@ -202,7 +202,7 @@ def test_an_actor_that_leaves_as_a_delivery_is_stored_loses_none(
             expecting.add(actors.dispatcher())
             due_at, name = time.time() + dice.random() * 0.3, f"{number}"
             payload = run_payload([encode(User(text=name))], {})
-            ids: dict[str, Any] = {"delivery_id": name, "key": name, "session_id": chat.id}
+            ids: dict[str, Any] = {"delivery_id": name, "key": name, "session_id": chat.session_id}
             await store.add_delivery(Delivery(**ids, payload=payload, occurs_at=due_at, due_at=due_at))
             alarm.tell(due_at)
             await asyncio.sleep(0.3 + dice.random() * 0.9)
@@ -238,7 +238,7 @@ def test_the_manager_that_has_scheduled_a_run_has_the_engine_of_it(
     first, second = (manager.open(f"chat-{number}") for number, manager in enumerate(managers))
     first.schedule("one", after_s=4.0)
     second.schedule("two", after_s=4.0)
-    until(lambda: actors.has_left(managers[0], first.id) and actors.has_left(managers[1], second.id))
+    until(lambda: actors.has_left(managers[0], first.session_id) and actors.has_left(managers[1], second.session_id))
     until(lambda: (texts(first), texts(second)) == (["a one"], ["b two"]))
 
 

@@ -88,10 +88,10 @@ def test_many_sessions_live_in_two_processes_and_keep_to_themselves(make_ray_man
     manager = make_ray_manager(placement=Packed(hosts=2))
     chats = [manager.open(f"chat-{number}", user_id=f"user-{number}") for number in range(40)]
     with ThreadPoolExecutor(16) as threads:
-        turns = list(threads.map(lambda chat: chat.run(f"hello from {chat.id}").wait(WAIT_S), chats))
+        turns = list(threads.map(lambda chat: chat.run(f"hello from {chat.session_id}").wait(WAIT_S), chats))
         again = list(threads.map(lambda chat: chat.run("again").wait(WAIT_S), chats))
         infos = list(threads.map(lambda chat: chat.info(), chats))
-    assert [turn.text for turn in turns] == [f"hello from {chat.id}" for chat in chats]
+    assert [turn.text for turn in turns] == [f"hello from {chat.session_id}" for chat in chats]
     assert all(new.blocks[:2] == old.blocks for new, old in zip(again, turns, strict=True))
     assert len({info.pid for info in infos}) == 2
     slow = chats[0].run("slow 500")
@@ -116,7 +116,7 @@ def test_many_sessions_live_in_two_processes_and_keep_to_themselves(make_ray_man
     assert process.stdout.strip() == "hello again"
     assert [type(event) for event in done.events()][-1] is RunCompleted
     for chat in chats:
-        check(manager, [chat.id], user_id=chat.user_id)
+        check(manager, [chat.session_id], user_id=chat.user_id)
 
 
 def test_a_host_that_is_killed_under_load_loses_nothing_and_sees_to_its_runs_by_itself(
@@ -130,7 +130,7 @@ def test_a_host_that_is_killed_under_load_loses_nothing_and_sees_to_its_runs_by_
     for chat in chats:
         asked_at = acknowledged.clock()
         execution = chat.run("slow 10000")
-        acknowledged.stored(chat.id, ["slow 10000"], asked_at, run_id=execution.run_id)
+        acknowledged.stored(chat.session_id, ["slow 10000"], asked_at, run_id=execution.run_id)
         executions.append(execution)
     pids = [process_of(chat.info()) for chat in chats]
     os.kill(pids[0], signal.SIGKILL)
@@ -239,7 +239,7 @@ def test_what_is_idle_leaves_memory_and_comes_back_as_it_was(
     manager = make_ray_manager(placement=Packed(hosts=1, max_resident=3), config=SessionConfig(idle_s=0.3))
     chats = [manager.open(f"chat-{number}") for number in range(6)]
     assert residents(manager, ray_session, "chat-0") == [], "a session is active from the first verb on"
-    turns = [chat.run(f"hello {chat.id}").wait(WAIT_S) for chat in chats]
+    turns = [chat.run(f"hello {chat.session_id}").wait(WAIT_S) for chat in chats]
     assert len(residents(manager, ray_session, "chat-0")) <= 3
     until(lambda: residents(manager, ray_session, "chat-0") == [])
     assert [chat.latest() for chat in chats] == turns
@@ -251,7 +251,7 @@ def test_what_is_idle_leaves_memory_and_comes_back_as_it_was(
     for chat in chats[1:3]:
         chat.cancel()
     for chat in chats:
-        check(manager, [chat.id], user_id=chat.user_id)
+        check(manager, [chat.session_id], user_id=chat.user_id)
 
 
 def test_of_dedicated_processes_no_more_live_than_may(make_ray_manager: MakeManager) -> None:
@@ -319,7 +319,7 @@ def test_the_async_family_runs_a_thousand_sessions_at_once(
         url = f"sqlite:///{tmp_path}/chats.db"
         async with AsyncSessionManager(url, namespace=namespace, **settings) as manager:
             chats = await asyncio.gather(*map(manager.open, names))
-            executions = await asyncio.gather(*(chat.run(chat.id) for chat in chats))
+            executions = await asyncio.gather(*(chat.run(chat.session_id) for chat in chats))
             turns = await asyncio.gather(*(execution.wait(WAIT_S) for execution in executions))
             assert [turn.text for turn in turns] == names
 
@@ -344,18 +344,18 @@ def test_a_host_that_is_killed_while_hundreds_ask_at_once_has_each_run_once(
 
             async def turn(chat: AsyncSession) -> None:
                 for number in range(3):
-                    asked_at, prompt = acknowledged.clock(), f"{chat.id} {number}"
+                    asked_at, prompt = acknowledged.clock(), f"{chat.session_id} {number}"
                     execution = await chat.run(prompt)
                     acknowledged.stored(
-                        chat.id, [prompt], asked_at, run_id=execution.run_id, turn_index=execution.turn_index
+                        chat.session_id, [prompt], asked_at, run_id=execution.run_id, turn_index=execution.turn_index
                     )
                     if victim in alive:
                         os.kill(alive.pop(), signal.SIGKILL)
                     try:
                         assert (await execution.wait(WAIT_S)).text == prompt
-                        acknowledged.ended(chat.id, execution.run_id, "completed")
+                        acknowledged.ended(chat.session_id, execution.run_id, "completed")
                     except RunInterruptedError:
-                        acknowledged.ended(chat.id, execution.run_id, "interrupted")
+                        acknowledged.ended(chat.session_id, execution.run_id, "interrupted")
 
             alive = [victim]
             await asyncio.gather(*map(turn, chats))

@@ -71,7 +71,7 @@ async def test_remedies_in_an_app_of_ones_own_name_no_route_of_the_service() -> 
 
         @app.get("/chats/{chat}")
         async def chat(chat: str) -> str:
-            return (await manager.get(chat)).id
+            return (await manager.get(chat)).session_id
 
         @app.get("/answers/{run}")
         async def answer(run: str) -> str:

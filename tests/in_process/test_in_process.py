@@ -93,7 +93,7 @@ with SessionManager(f"sqlite:///{folder}/a.db", **settings) as manager:
     fork = chat.fork(session_id="copy")
     assert fork.latest().index == 1
     (host,) = manager.hosts()
-    assert host.pid == os.getpid() and chat.id in [key.session_id for key in host.load.recent]
+    assert host.pid == os.getpid() and chat.session_id in [key.session_id for key in host.load.recent]
 
 async def main():
     async with AsyncSessionManager(f"sqlite:///{folder}/a.db", **settings) as manager:

@@ -184,7 +184,7 @@ async def test_a_shadow_is_its_engine_for_all_else(tmp_path: Path) -> None:
                 await asyncio.sleep(0.01)
         (line,) = files[0].read_text(encoding="utf-8").splitlines()
         record = json.loads(line)
-        assert (record["engine"], record["status"], record["session_id"]) == ("a", "answered", chat.id)
+        assert (record["engine"], record["status"], record["session_id"]) == ("a", "answered", chat.session_id)
         with pytest.raises(ConfigError):
             await manager.open(engine="none")
 

@@ -42,9 +42,9 @@ def test_a_user_is_forgotten_during_runs_of_their_sessions(
     stalled = house.manager(
         house.extractive(), house.vector(), working_memory=notes(house), engine=house.engine("local/stall")
     )
-    running = stalled.get(chats[2].id, user_id=user).run("My llama wears a momerath, vorpally.")
+    running = stalled.get(chats[2].session_id, user_id=user).run("My llama wears a momerath, vorpally.")
     assert any(isinstance(event, TextDelta) for event in running.events())
-    waiting = stalled.get(chats[2].id, user_id=user).run("My llama is frabjous.", if_busy="enqueue")
+    waiting = stalled.get(chats[2].session_id, user_id=user).run("My llama is frabjous.", if_busy="enqueue")
     words = (user, "snarkly", "bandersnatch", "jubjub", "Třeskoprsk", "brilligt", "momerath", "vorpal", "frabjous")
     assert {name.partition(".")[0] for name in held(house, *words)} == {"chats", "facts", "notes", "words"}
     done = manager.forget(user)

@@ -53,7 +53,7 @@ def test_memories_killed_under_load_have_each_turn_once(house: House, tmp_path: 
         for number in range(TURNS):
             say(chat, f"My thing{number} of {chat.user_id} is a walrus.")
             with arrived:
-                turn_counts[chat.id] += 1
+                turn_counts[chat.session_id] += 1
                 arrived.notify_all()
 
     def strike() -> None:

@@ -53,7 +53,7 @@ def test_a_start_whose_answer_was_lost_begins_one_run(tmp_path: Path) -> None:
         fork = chat.fork()
         assert fork.latest() == chat.latest() or fork.latest() is not None
         cuts.then("lost")
-        assert manager.open().id and manager.count() == 3
+        assert manager.open().session_id and manager.count() == 3
         cuts.then("lost")
         assert run.cancel() is False
         cuts.then("lost")

@@ -106,7 +106,7 @@ def test_a_stream_that_is_cut_hands_out_each_event_once(tmp_path: Path, pieces: 
                     chat.append(f"prompt {number}")
                     chat.add_event("custom")
             cuts.then()
-            until(lambda: all(seqs(events, chat.id) == stored(manager, chat.id) for chat in chats))
+            until(lambda: all(seqs(events, chat.session_id) == stored(manager, chat.session_id) for chat in chats))
 
 
 @pytest.mark.usefixtures("quick")

@@ -64,7 +64,7 @@ def test_what_was_done_is_answered_as_it_was_then(tmp_path: Path) -> None:
         cuts.then("lost", "lost", "lost", None)
         assert texts(chat.append("three")) == ["three"] and len(cuts.requests) == 4
         answers: list[tuple[Callable[[], Any], Any]] = [
-            (lambda: chat.fork(session_id="named").id, "named"),
+            (lambda: chat.fork(session_id="named").session_id, "named"),
             (lambda: chat.remove(chat.turns()[0]), 2),
             (lambda: chat.choose(0), False),
             (lambda: manager.clear("ann").turns, 4),

@@ -36,11 +36,11 @@ def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionManager
 def test_basic_usage(manager: SessionManager) -> None:
     """Create a session, append the first prompt, run, wait, and continue."""
     session = manager.open()
-    assert session.id
+    assert session.session_id
     turn = session.append("What's the weather in Paris?")
     assert turn.index == 0 and turn.status == "pending" and turn.parent is None
     handle = session.start()
-    assert (handle.session_id, handle.turn_index) == (session.id, turn.index) and handle.run_id
+    assert (handle.session_id, handle.turn_index) == (session.session_id, turn.index) and handle.run_id
     result = handle.wait()
     assert result == session.latest() and result.text
 
@@ -192,6 +192,6 @@ async def test_the_same_awaited(
         async def put(event: AnyEvent) -> None:
             await kinds.put(event.kind)
 
-        async with await opened.subscribe(put, session_id=session.id):
+        async with await opened.subscribe(put, session_id=session.session_id):
             await (await session.run("again"))
             assert [await kinds.get(), await kinds.get()] == ["run_started", "run_completed"]

@@ -42,7 +42,7 @@ def test_user_and_conversation_ids(manager: SessionManager) -> None:
         "I tried restarting it, still no luck.",
     ]
     first, second = (manager.open(user_id="user-123") for _ in range(2))
-    assert first.id != second.id and first.latest() is second.latest() is None
+    assert first.session_id != second.session_id and first.latest() is second.latest() is None
 
 
 def test_a_run_without_memory(manager: SessionManager) -> None:
@@ -103,7 +103,9 @@ def test_conversations_are_made_found_updated_and_deleted(manager: SessionManage
     assert trip.update(metadata={"all": "new"}, merge=False).metadata == {"all": "new"}
     assert manager.list(user_id="ann", order_by="updated_at").items[0].title == "Trip to Rome"
 
-    assert manager.open("trip-0", user_id="ann", metadata={"all": "new"}).id == trip.id, "it is as asked for"
+    assert manager.open("trip-0", user_id="ann", metadata={"all": "new"}).session_id == trip.session_id, (
+        "it is as asked for"
+    )
     with pytest.raises(InvalidInputError, match=r"'trip-0' exists with another metadata .*if_exists='update'"):
         manager.open("trip-0", user_id="ann", metadata={"all": "newer"})
     with pytest.raises(InvalidInputError, match=r"title='Rome'.*if_exists='update'"):

@@ -438,7 +438,7 @@ def flushed(chat: Session, notebook: Notebook, manager: SessionManager) -> list[
         return texts_found
 
     assert [item["text"] for item in items] == asyncio.run(texts())
-    assert {(item["user"], item["session"]) for item in items} == {("ada", chat.id)}
+    assert {(item["user"], item["session"]) for item in items} == {("ada", chat.session_id)}
     return items
 
 

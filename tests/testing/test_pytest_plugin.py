@@ -37,7 +37,7 @@ async def test_managers_of_a_test_share_its_store(
     turnwise_manager: MakeManager[SessionManager], async_turnwise_manager: MakeManager[AsyncSessionManager]
 ) -> None:
     turnwise_manager().open("chat")
-    assert (await async_turnwise_manager().get("chat")).id == "chat"
+    assert (await async_turnwise_manager().get("chat")).session_id == "chat"
 
 
 @pytest.mark.parametrize("number", [1, 2])

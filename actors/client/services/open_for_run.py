@@ -81,7 +81,7 @@ async def check_start(session: AsyncSession, prompts: Sequence[Prompt], options:
     Returns the id of the run that was started with the same idempotency key; None if there is none.
     """
     settings = await asyncio.to_thread(settings_of, options)
-    call = verbs.check_start(plain_prompts(session.id, tuple(prompts)), settings)
+    call = verbs.check_start(plain_prompts(session.session_id, tuple(prompts)), settings)
     return await session._host.ask(call)  # noqa: SLF001 - of the same package
 
 

@@ -41,4 +41,4 @@ async def check_room(
             pass
         else:
             return
-    raise TooManySchedulesError(session.id, name, most)
+    raise TooManySchedulesError(session.session_id, name, most)

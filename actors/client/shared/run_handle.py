@@ -65,8 +65,11 @@ class RunHandle:
         """How the run ended, if it had ended when its start was acknowledged."""
         self._ref = ref
         self.session_id = ref.session_id
+        """The session whose run it is."""
         self.run_id = run_id
+        """By which `manager.execution` finds it."""
         self.turn_index = turn_index
+        """The index of the turn that it makes."""
         self.dropped = dropped
         """Whether `run(if_busy="drop")` stored nothing, since a run was active: then this is that run's handle."""
 

@@ -105,9 +105,13 @@ def say(
             execution = await handle.say(text, key=key)
             state = (await execution.info()).state
             message = (
-                f"session {handle.id} has said it" if state == "completed" else f"run {execution.run_id} is {state}"
+                f"session {handle.session_id} has said it"
+                if state == "completed"
+                else f"run {execution.run_id} is {state}"
             )
-            _report({"session_id": handle.id, "run_id": execution.run_id, "state": state}, message, as_json=as_json)
+            _report(
+                {"session_id": handle.session_id, "run_id": execution.run_id, "state": state}, message, as_json=as_json
+            )
 
     run(work())
 
@@ -184,7 +188,11 @@ def end(
     async def work() -> None:
         async with _acting(_Place(store, user, history, namespace), session, may="end") as (handle, _):
             await handle.end()
-            _report({"session_id": handle.id, "status": "ended"}, f"session {handle.id} has ended", as_json=as_json)
+            _report(
+                {"session_id": handle.session_id, "status": "ended"},
+                f"session {handle.session_id} has ended",
+                as_json=as_json,
+            )
 
     run(work())
 
@@ -209,8 +217,8 @@ def share(
             await (handle.remove_member(member) if remove else handle.add_member(member, role))
             members = dict(await handle.members())
             names = ", ".join(f"{name} ({role})" for name, role in members.items())
-            facts = {"session_id": handle.id, "members": members}
-            _report(facts, f"session {handle.id} is open to {names}", as_json=as_json)
+            facts = {"session_id": handle.session_id, "members": members}
+            _report(facts, f"session {handle.session_id} is open to {names}", as_json=as_json)
 
     run(work())
 
@@ -233,7 +241,11 @@ def rm(
     async def work() -> None:
         async with _acting(_Place(store, user, history, namespace), session) as (handle, _):
             await handle.delete(memory=False)
-            _report({"session_id": handle.id, "deleted": True}, f"session {handle.id} is deleted", as_json=as_json)
+            _report(
+                {"session_id": handle.session_id, "deleted": True},
+                f"session {handle.session_id} is deleted",
+                as_json=as_json,
+            )
 
     run(work())
 
@@ -258,7 +270,7 @@ def fork(
     async def work() -> None:
         async with _acting(_Place(store, user, history, namespace), session) as (handle, _):
             new = await handle.fork(at, new_id)
-            _report({"session_id": new.id, "parent": handle.id}, new.id, as_json=as_json)
+            _report({"session_id": new.session_id, "parent": handle.session_id}, new.session_id, as_json=as_json)
 
     run(work())
 
@@ -331,9 +343,9 @@ def unschedule(
         async with _acting(_Place(store, user, history, namespace), session) as (handle, _):
             if not await handle.cancel_schedule(key):
                 keys = [schedule.key for schedule in await handle.schedules(limit=_LISTED)]
-                raise missing(f"schedule of session {handle.id!r} with the key", key, keys)
-            fields = {"session_id": handle.id, "key": key, "cancelled": True}
-            _report(fields, f"schedule {key} of session {handle.id} is cancelled", as_json=as_json)
+                raise missing(f"schedule of session {handle.session_id!r} with the key", key, keys)
+            fields = {"session_id": handle.session_id, "key": key, "cancelled": True}
+            _report(fields, f"schedule {key} of session {handle.session_id} is cancelled", as_json=as_json)
 
     run(work())
 
@@ -384,7 +396,11 @@ async def _run_of(session: AsyncSession, run_id: str | None, idle: str | None = 
     if run_id is None:
         info: SessionInfo = await session.info()
         if info.active_run_id is None:
-            raise NotFoundError(f"session {session.id!r} {idle}") if idle else NoActiveRunError(session.id)
+            raise (
+                NotFoundError(f"session {session.session_id!r} {idle}")
+                if idle
+                else NoActiveRunError(session.session_id)
+            )
         run_id = info.active_run_id
     return await session.execution(run_id)
 
@@ -455,12 +471,12 @@ async def _acting(
                 return
             if needs_engine:
                 raise TurnwiseError(
-                    f"no process of this Ray has session {session.id!r}, and here is no engine to answer in it: "
-                    "schedule it in the program that has its engine, or while it has the session"
+                    f"no process of this Ray has session {session.session_id!r}, and here is no engine to answer in "
+                    "it: schedule it in the program that has its engine, or while it has the session"
                 )
             await _check_open_runs(session, may)
     async with _opened(place, placement) as manager:
-        yield await manager.get(session.id, user_id=session.user_id), run_id
+        yield await manager.get(session.session_id, user_id=session.user_id), run_id
 
 
 @asynccontextmanager
@@ -572,7 +588,7 @@ async def _check_open_runs(session: AsyncSession, may: str, *, is_alone: bool = 
     if not is_alone and await asyncio.to_thread(has_noted_engine, session):
         return
     where = "here is no Ray that could have it" if is_alone else "no process of this Ray has it"
-    reason = f"session {session.id!r} has open runs, such as {info.active_run_id!r}, and {where}"
+    reason = f"session {session.session_id!r} has open runs, such as {info.active_run_id!r}, and {where}"
     raise TurnwiseError(
         f"{reason}; here is no engine to go on with them: do it in the program that has its engine, connect to its Ray,"
         " if that still runs, by RAY_ADDRESS, or end the session by `turnwise end`"

@@ -161,7 +161,7 @@ async def _turn_of(session: AsyncSession, which: str) -> Turn:
     except TurnNotFoundError:
         end = (await session.info()).session.next_index
         there = [run.run_id for run in await read_runs(session.runs, max(0, end - _PAGE), end)]
-        raise missing(f"turn or run of session {session.id!r} called", which, there) from None
+        raise missing(f"turn or run of session {session.session_id!r} called", which, there) from None
 
 
 @dataclass(frozen=True)
@@ -201,11 +201,11 @@ async def _run_of(session: AsyncSession, which: str | None) -> AsyncExecutionHan
         newest = await read_runs(session.runs, max(0, end - _PAGE), end)
         started = [run for run in newest if run.state != "queued"]
         if not started:
-            raise NotFoundError(f"session {session.id!r} has no run")
+            raise NotFoundError(f"session {session.session_id!r} has no run")
         return await session.execution(started[-1].run_id)
     turn = await _turn_of(session, which)
     if turn.run_id is None:
-        raise ConfigError("TURN", which, f"no run of session {session.id!r} has this turn yet")
+        raise ConfigError("TURN", which, f"no run of session {session.session_id!r} has this turn yet")
     return await session.execution(turn.run_id)
 
 

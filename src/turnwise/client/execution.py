@@ -66,8 +66,11 @@ class AsyncRemoteExecutionHandle:
         self._whose = whose
         self._output = dict if isinstance(output, Mapping) else output
         self.session_id = session_id
+        """The session whose run it is."""
         self.run_id = run_id
+        """By which `manager.execution` finds it."""
         self.turn_index = turn_index
+        """The index of the turn that it makes."""
         self.dropped = dropped
         """Whether `run(if_busy="drop")` stored nothing, since a run was active: then this is that run's handle."""
         self._push = AsyncEventPush(on_event, self._page, run_id) if on_event else None

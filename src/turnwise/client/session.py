@@ -106,33 +106,35 @@ class AsyncRemoteSession:
     ) -> None:
         self._connection = connection
         self._whose = whose
-        self.id = session_id
+        self.session_id = session_id
+        """Its id, which no other session of the user has."""
         self.user_id = user_id
         """The user to whom it belongs."""
         self.as_user = whose.user_id if whose.owner is not None else None
         """The member for whom this object acts; None for the session's user."""
         self.agent = agent
+        """The agent whose session it is; None if it has no name."""
 
     def __repr__(self) -> str:
         acting = f" as {self.as_user!r}" if self.as_user is not None else ""
-        return f"<{type(self).__name__} {self.id!r} of user {self.user_id!r}{acting}>"
+        return f"<{type(self).__name__} {self.session_id!r} of user {self.user_id!r}{acting}>"
 
     @property
     def memory(self) -> AsyncRemoteSessionMemory:
         """The long-term memories of the session's user, and the working memory."""
-        return AsyncRemoteSessionMemory(self._connection, self._whose, self.id)
+        return AsyncRemoteSessionMemory(self._connection, self._whose, self.session_id)
 
     @property
     def files(self) -> AsyncRemoteFiles:
         """The files of the session, which blocks and tools name by their ids."""
-        return AsyncRemoteFiles(self._connection, self._whose, self.id)
+        return AsyncRemoteFiles(self._connection, self._whose, self.session_id)
 
     async def append(self, *prompts: Prompt) -> Turn:
         """Store prompts for the next run; return that run's turn, with all prompts that wait for the run. Durable.
 
         See `Session.append`.
         """
-        return await self._stored("append", {"prompt": prompts_body(self.id, prompts)}, is_repeatable=False)
+        return await self._stored("append", {"prompt": prompts_body(self.session_id, prompts)}, is_repeatable=False)
 
     @checked(
         format=Format | None,
@@ -203,8 +205,8 @@ class AsyncRemoteSession:
         """Return the index of a turn of this session; None for None."""
         if not isinstance(turn, Turn):
             return turn
-        if turn.session_id != self.id:
-            raise InvalidInputError(argument, shown(turn.session_id), f"it is not of session {self.id!r}")
+        if turn.session_id != self.session_id:
+            raise InvalidInputError(argument, shown(turn.session_id), f"it is not of session {self.session_id!r}")
         return turn.index
 
     @checked(text=Text, key=IdempotencyKey | None)
@@ -312,7 +314,7 @@ class AsyncRemoteSession:
 
     async def latest(self) -> Turn | None:
         """Return the newest turn, pending prompts included; None if the session has no turns."""
-        cache, held = self._connection.caches.held(self.user_id, self.id)
+        cache, held = self._connection.caches.held(self.user_id, self.session_id)
         snapshot = await self._get("snapshot", held=held)
         return self._connection.caches.turn_of(self.user_id, cache, snapshot) if snapshot else None
 
@@ -328,7 +330,7 @@ class AsyncRemoteSession:
     @checked(after=Number, limit=Limit)
     async def turns(self, after: int = -1, limit: int = 100) -> ListPage[Turn]:
         """Return up to `limit` turns with an index above `after`, by index. Its `next` says whether there are more."""
-        cache, held = self._connection.caches.held(self.user_id, self.id)
+        cache, held = self._connection.caches.held(self.user_id, self.session_id)
         data = await self._get("snapshots", after=after, limit=most(limit), held=held)
         turns = ListPage[Turn](next=data["next"])
         for snapshot in data["items"]:
@@ -389,7 +391,7 @@ class AsyncRemoteSession:
         query: dict[str, Any] = {"after": after, "limit": most(limit)}
         query |= {"kinds": None if kinds is None else sorted(kinds)}
         query |= {"labels": labels and json.dumps(dict(labels))}
-        path = path_of("sessions", self.id, "events")
+        path = path_of("sessions", self.session_id, "events")
         request = Request(method="GET", path=path, query={**query, "wait_s": wait_s}, wait_s=wait_s)
         return event_page_of((await self._connection.ask(request, self._whose)).data)
 
@@ -434,8 +436,8 @@ class AsyncRemoteSession:
             RunNotFoundError: the session has no such run.
         """
         record = await self._connection.ask(Request(method="GET", path=path_of("runs", run_id)), self._whose)
-        if record.data["session_id"] != self.id:
-            raise RunNotFoundError(run_id, f"session {self.id!r}")
+        if record.data["session_id"] != self.session_id:
+            raise RunNotFoundError(run_id, f"session {self.session_id!r}")
         return self._execution(record.data, {})
 
     @checked(at=Number | None, session_id=SessionId | None, schedules=bool)
@@ -613,8 +615,8 @@ class AsyncRemoteSession:
         own, index = places(spans), what.index if isinstance(what, Turn) else what.turn_index
         if high := [number for number in blocks if number >= len(own)]:
             raise InvalidInputError("blocks", high[0], f"it has {len(own)} blocks, numbered from 0")
-        if what.session_id != self.id:
-            raise InvalidInputError("what", shown(what.session_id), f"it is not of session {self.id!r}")
+        if what.session_id != self.session_id:
+            raise InvalidInputError("what", shown(what.session_id), f"it is not of session {self.session_id!r}")
         removed_spans = join(union([own[number] for number in blocks] if blocks else own))
         place = f"{index}~{'~'.join(f'{log}.{start}-{stop}' for log, start, stop in removed_spans)}"
         return int((await self._ask("DELETE", "messages", place, is_repeatable=False))["removed"])
@@ -655,8 +657,8 @@ class AsyncRemoteSession:
             place = parse_message_cursor(cursor)
         except InvalidInputError:
             place = None
-        if session_id != self.id or place is None:
-            raise InvalidInputError("message", shown(message_id), f"it names no message of session {self.id!r}")
+        if session_id != self.session_id or place is None:
+            raise InvalidInputError("message", shown(message_id), f"it names no message of session {self.session_id!r}")
         return place
 
     @checked(keep_last=Count, memory=bool, verify=bool, updated_at=Time | None)
@@ -700,7 +702,7 @@ class AsyncRemoteSession:
         """
         request = Request(
             method="DELETE",
-            path=path_of("sessions", self.id),
+            path=path_of("sessions", self.session_id),
             query={"memory": memory, "verify": verify},
             is_repeatable=False,
         )
@@ -714,22 +716,22 @@ class AsyncRemoteSession:
         self, prompts: Sequence[Prompt], options: RunOptions, *names: str
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Return the body and the headers by which a run is started. Large schemas are checked by a thread."""
-        return await steps.in_thread(partial(run_body, self.id, prompts, options, names=names))
+        return await steps.in_thread(partial(run_body, self.session_id, prompts, options, names=names))
 
     def _execution(self, data: Mapping[str, Any], options: Mapping[str, Any]) -> AsyncRemoteExecutionHandle:
-        run = self._connection, self._whose, self.id, str(data["id"]), int(data["turn_index"])
+        run = self._connection, self._whose, self.session_id, str(data["id"]), int(data["turn_index"])
         if data.get("dropped"):  # it is another caller's run
             return AsyncRemoteExecutionHandle(*run, dropped=True)
         output, on_event = options.get("output"), options.get("on_event")
         return AsyncRemoteExecutionHandle(*run, output=output, on_event=on_event)
 
     async def _stored(self, part: str, body: Any, *, is_repeatable: bool = True) -> Turn:
-        cache, held = self._connection.caches.held(self.user_id, self.id)
+        cache, held = self._connection.caches.held(self.user_id, self.session_id)
         data = await self._post(part, body=body, query={"held": held}, is_repeatable=is_repeatable)
         return self._connection.caches.turn_of(self.user_id, cache, data["snapshot"])
 
     async def _turn(self, **which: Any) -> Turn:
-        cache, held = self._connection.caches.held(self.user_id, self.id)
+        cache, held = self._connection.caches.held(self.user_id, self.session_id)
         snapshot = await self._get("snapshot", **which, held=held)
         return self._connection.caches.turn_of(self.user_id, cache, snapshot)
 
@@ -740,5 +742,5 @@ class AsyncRemoteSession:
         return await self._ask("POST", part, **what)
 
     async def _ask(self, method: str, *parts: str, **what: Any) -> Any:
-        request = Request(method=method, path=path_of("sessions", self.id, *parts), **what)
+        request = Request(method=method, path=path_of("sessions", self.session_id, *parts), **what)
         return (await self._connection.ask(request, self._whose)).data

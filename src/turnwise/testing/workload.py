@@ -162,14 +162,14 @@ class Caller:
         except (OverloadedError, SessionLostError, StoreError) as error:
             self._note(error)  # the outcome may be unknown, so the append must not be repeated
         else:
-            self._acknowledged.stored(session.id, [prompt], called_at, turn_index=turn.index)
+            self._acknowledged.stored(session.session_id, [prompt], called_at, turn_index=turn.index)
 
     async def _fork(self, session: AsyncSession, fork_id: str) -> None:
         try:
             fork = await self._repeat(lambda: session.fork(session_id=fork_id))
         except TurnNotFoundError:
             return
-        self._acknowledged.forked(fork.id)
+        self._acknowledged.forked(fork.session_id)
         await self._run(fork, f"{fork_id} first")
 
     async def _schedule(self, session: AsyncSession, prompt: str) -> None:
@@ -185,7 +185,7 @@ class Caller:
         with suppress(RunNotFoundError):
             run = await self._repeat(partial(session.execution, schedule.run_id))
         about: dict[str, Any] = {"run_id": run.run_id, "turn_index": run.turn_index} if run else {}
-        self._acknowledged.stored(session.id, [prompt], called_at, **about)
+        self._acknowledged.stored(session.session_id, [prompt], called_at, **about)
         if run:
             await self._wait(run)
 
@@ -196,7 +196,7 @@ class Caller:
         except QueueFullError as error:
             self._note(error)
             return
-        self._acknowledged.said(session.id, text, called_at, run_id=run.run_id, turn_index=run.turn_index)
+        self._acknowledged.said(session.session_id, text, called_at, run_id=run.run_id, turn_index=run.turn_index)
         await self._wait(run)
 
     async def _send(self, session: AsyncSession, text: str) -> None:
@@ -230,7 +230,7 @@ class Caller:
             await asyncio.sleep(AGAIN_S)
             return
         about: dict[str, Any] = {"run_id": run.run_id, "turn_index": run.turn_index}
-        self._acknowledged.stored(session.id, [prompt], called_at, **about)
+        self._acknowledged.stored(session.session_id, [prompt], called_at, **about)
         await self._wait(run)
 
     async def _mark(self, session: AsyncSession) -> None:
@@ -239,7 +239,9 @@ class Caller:
         if turn is None:
             return
         try:
-            await self._repeat(lambda: session.mark(f"{session.id}#{turn.index}:0", self._name, self._dice.random()))
+            await self._repeat(
+                lambda: session.mark(f"{session.session_id}#{turn.index}:0", self._name, self._dice.random())
+            )
         except (InvalidInputError, TurnNotFoundError) as error:
             self._note(error)
 
@@ -263,11 +265,11 @@ class Caller:
             await asyncio.sleep(AGAIN_S)
             return
         if run.dropped:
-            self._acknowledged.dropped(session.id, prompt, called_at, run.run_id)
+            self._acknowledged.dropped(session.session_id, prompt, called_at, run.run_id)
         else:
             silence_s = settings["debounce_s"]
             about = {"run_id": run.run_id, "turn_index": run.turn_index, "silence_s": silence_s}
-            self._acknowledged.stored(session.id, [prompt], called_at, **about)
+            self._acknowledged.stored(session.session_id, [prompt], called_at, **about)
         async with asyncio.TaskGroup() as tasks:
             if joins:  # it has no time limit, and its engine may hang while it is followed
                 tasks.create_task(self._end(run))

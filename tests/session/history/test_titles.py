@@ -168,6 +168,6 @@ def test_a_program_sees_the_title_in_lists_and_in_what_it_follows() -> None:
         assert isinstance(change, TitleChanged) and change.title == "Why boats float"
         assert [record.title for record in manager.list(title="float")] == ["Why boats float"]
         session.update(title="")
-        manager.open(session.id, title="")  # no title is no other title
+        manager.open(session.session_id, title="")  # no title is no other title
         (removed,) = session.events(change.seq, kinds=["title_changed"])
         assert isinstance(removed, TitleChanged) and removed.title is None and session.info().session.title is None

@@ -183,7 +183,7 @@ def told(chat: Session, kind: type[Any]) -> list[Any]:
 def turns_in(chat: Session) -> list[int]:
     """Return the turns whose prompts the user's memories have, in order."""
     recalled = chat.memory.recall("walrus", limit=1000, types=[MemoryType.INTERACTION])
-    return sorted(item.source.turn_index or 0 for item in recalled if item.source.session_id == chat.id)
+    return sorted(item.source.turn_index or 0 for item in recalled if item.source.session_id == chat.session_id)
 
 
 def results(turn: Turn) -> list[Any]:

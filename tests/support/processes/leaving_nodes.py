@@ -340,9 +340,9 @@ async def watched(cluster: Cluster) -> dict[str, Any]:
 
     async with sessions(cluster) as (_, chats, _):
         url = cluster.urls.format("p")
-        await asyncio.to_thread(store_copies, url, chats[0].id, STORED)
+        await asyncio.to_thread(store_copies, url, chats[0].session_id, STORED)
         runs = [await chat.run("hold look") for chat in chats]
-        on_victim = [chat.id for chat in chats if (await chat.info()).node_id == cluster.victim_id]
+        on_victim = [chat.session_id for chat in chats if (await chat.info()).node_id == cluster.victim_id]
         top, doctor = ("top", url, "--once", "--namespace", "p"), ("doctor", url)
         outcome: dict[str, Any] = {"top": await look(*top), "doctor": await look(*doctor), "on_victim": len(on_victim)}
         kill_all(cluster.victim)
@@ -368,8 +368,8 @@ async def head_dies(cluster: Cluster) -> dict[str, Any]:
         for chat in (*chats, alone):
             await (await chat.run("hello")).wait(60)
         head_id = next(node["NodeID"] for node in ray.nodes() if "node:__internal_head__" in node["Resources"])
-        on_head = [chat.id for chat in (*chats, alone) if (await chat.info()).node_id == head_id]
-        elsewhere = next(chat for chat in chats if chat.id not in on_head)
+        on_head = [chat.session_id for chat in (*chats, alone) if (await chat.info()).node_id == head_id]
+        elsewhere = next(chat for chat in chats if chat.session_id not in on_head)
         held = await elsewhere.run("hold head")
         kill_all(cluster.head)
         began = time.monotonic()
@@ -377,13 +377,13 @@ async def head_dies(cluster: Cluster) -> dict[str, Any]:
         async def runs(chat: AsyncSession) -> None:
             await (await chat.run("hello", if_busy="enqueue")).wait(90)
 
-        other = next(chat for chat in chats if chat.id not in (*on_head, elsewhere.id))
+        other = next(chat for chat in chats if chat.session_id not in (*on_head, elsewhere.session_id))
         outcome["without a head, a session elsewhere"] = await asyncio.wait_for(seconds(lambda: runs(other)), 60)
         await asyncio.sleep(max(0.0, began + 10 - time.monotonic()))
         cluster.head = await asyncio.to_thread(cluster.nodes.start_head)
         outcome["head is back"] = round(time.monotonic() - began, 1)
         cluster.open_gate("head")
-        was_there = next(chat for chat in (*chats, alone) if chat.id in on_head)
+        was_there = next(chat for chat in (*chats, alone) if chat.session_id in on_head)
         for name, chat in {"elsewhere": other, "on the head": was_there}.items():
             outcome[name] = await asyncio.wait_for(seconds(partial(runs, chat)), 150)
         outcome["held"] = (await held.wait(60)).text

@@ -159,7 +159,7 @@ class Box:
         """Start a run, and note that it was acknowledged."""
         asked_at = self.acknowledged.clock()
         run = await chat.run(prompt, **settings)
-        self.acknowledged.stored(chat.id, [prompt], asked_at, run_id=run.run_id, turn_index=run.turn_index)
+        self.acknowledged.stored(chat.session_id, [prompt], asked_at, run_id=run.run_id, turn_index=run.turn_index)
         return run
 
     async def end(self, run: AsyncExecutionHandle) -> str:
@@ -291,7 +291,7 @@ async def a_node_dies(box: Box) -> dict[str, Any]:
     elsewhere = await kept_in_files_of(box, victim)
     at_first = [item.text for item in await elsewhere.memory.recall("wasps")]
     runs = [await box.ask(chat, "hold death") for chat in (alone, shared)]
-    later = [await box.ask(chat, f"later {chat.id}", if_busy="enqueue") for chat in (alone, shared)]
+    later = [await box.ask(chat, f"later {chat.session_id}", if_busy="enqueue") for chat in (alone, shared)]
     following = [asyncio.create_task(box.follow(run)) for run in runs]
     was_on = node_of("d", memory)
     died = asyncio.Event()
@@ -460,8 +460,8 @@ async def hosts_change(box: Box) -> dict[str, Any]:
     runs = [await box.ask(chat, "hold grow") for chat in chats]
     pids = [process_of(await chat.info()) for chat in chats]
     second = box.manager("p", placement=Packed(hosts=2))
-    again = [await second.get(chat.id) for chat in chats]
-    later = [await box.ask(chat, f"later {chat.id}", if_busy="enqueue") for chat in again]
+    again = [await second.get(chat.session_id) for chat in chats]
+    later = [await box.ask(chat, f"later {chat.session_id}", if_busy="enqueue") for chat in again]
     unmoved = [process_of(await chat.info()) for chat in again] == pids
     lost_indexes = [index for index, pid in enumerate(pids) if pid == pids[0]]
     os.kill(pids[0], signal.SIGKILL)
@@ -477,7 +477,7 @@ async def hosts_change(box: Box) -> dict[str, Any]:
     box.open_gate("grow")
     states = [await box.end(await second.execution(run.run_id)) for run in runs]
     after = [await box.end(await second.execution(run.run_id)) for run in later]
-    last = [await box.end(await box.ask(chat, f"last {chat.id}")) for chat in again]
+    last = [await box.end(await box.ask(chat, f"last {chat.session_id}")) for chat in again]
     now = {process_of(await chat.info()) for chat in again}
 
     async def have_left() -> bool:

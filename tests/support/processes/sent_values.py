@@ -75,7 +75,7 @@ def handles() -> bytes:
 
 def read_handles(data: bytes) -> Sequence[Any]:
     run, chat = pickle.loads(data)
-    return run.session_id, run.turn_index, chat.id, chat.user_id, chat.as_user
+    return run.session_id, run.turn_index, chat.session_id, chat.user_id, chat.as_user
 
 
 def replica() -> bytes:

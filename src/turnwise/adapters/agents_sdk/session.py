@@ -156,7 +156,7 @@ class TurnwiseSession:
         if if_busy not in ("reject", "enqueue"):
             raise ConfigError("if_busy", if_busy, "must be 'reject' or 'enqueue'")
         check_seconds("lease_s", lease_s, may_be_0=False)
-        self.session_id = session.id
+        self.session_id = session.session_id
         self.session_settings: SessionSettings | None = coerce_session_settings(session_settings or SessionSettings())
         self._session = session
         self._if_busy = if_busy

@@ -305,7 +305,7 @@ def _send(manager: AsyncSessionManager, user_id: str) -> Callable[..., Awaitable
             session = await manager.get(session_id, **_whose(user_id, owner))
         run = await session.run(prompt)
         state, text = await _waited(run, wait_s)
-        return Answer(session_id=session.id, run_id=run.run_id, state=state, text=text)
+        return Answer(session_id=session.session_id, run_id=run.run_id, state=state, text=text)
 
     return send
 

@@ -72,7 +72,7 @@ class MessageHistory:
             turn = self.session.import_messages(messages, "pydantic_ai", idempotency_key=_key(after), after=after)
             self._newest, self._saved = turn.index, [*self._saved, *messages]
         else:
-            _check_unchanged(self.session.id, after, self.session.latest())
+            _check_unchanged(self.session.session_id, after, self.session.latest())
 
 
 class AsyncMessageHistory:
@@ -115,7 +115,7 @@ class AsyncMessageHistory:
             turn = await self.session.import_messages(messages, "pydantic_ai", idempotency_key=_key(after), after=after)
             self._newest, self._saved = turn.index, [*self._saved, *messages]
         else:
-            _check_unchanged(self.session.id, after, await self.session.latest())
+            _check_unchanged(self.session.session_id, after, await self.session.latest())
 
 
 def _index(latest: Turn | None) -> int:

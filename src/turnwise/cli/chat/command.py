@@ -220,7 +220,7 @@ def _talk(
         elif lines.is_terminal and is_kept:
             user_option = "" if user is None else f" --user {shlex.quote(user)}"
             place = f"--server {store}" if is_service(store) else redact(store)
-            answers.note(f"go on with: turnwise chat {place} {talk.session.id}{user_option}")
+            answers.note(f"go on with: turnwise chat {place} {talk.session.session_id}{user_option}")
     return code
 
 
@@ -259,5 +259,5 @@ def _open(manager: SessionManager, session_id: str | None, create: bool, user: s
 def _greet(answers: Answers, store: str, session: Session, model: str, is_new: bool) -> None:
     is_file = store.startswith("sqlite")
     where = resolve_url(store).partition(":///")[2].partition("?")[0] if is_file else redact(store)
-    answers.note(f"{'new session' if is_new else 'session'} {session.id} with {model}, kept in {where}")
+    answers.note(f"{'new session' if is_new else 'session'} {session.session_id} with {model}, kept in {where}")
     answers.note("Ctrl+C stops an answer, Ctrl+D leaves, /help lists the commands")

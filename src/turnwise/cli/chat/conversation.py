@@ -180,9 +180,9 @@ class Conversation:
     # Commands.
 
     def _fork(self, session_id: str) -> None:
-        before = self.session.id
+        before = self.session.session_id
         self.session = self.session.fork(session_id=session_id or None)
-        self._answers.note(f"this is session {self.session.id} now; {before} stays as it is")
+        self._answers.note(f"this is session {self.session.session_id} now; {before} stays as it is")
 
     def _retry(self, _: str) -> None:
         latest = self.session.latest()
@@ -192,7 +192,7 @@ class Conversation:
             return
         if latest.status != "pending":
             if active := self.session.info().active_run_id:
-                raise SessionInUseError(self.session.id, active)
+                raise SessionInUseError(self.session.session_id, active)
             self.session.append(*latest.asked)  # first: a session that refuses it loses nothing
             self.session.memory.forget(latest.index)
         self._ask()

@@ -107,33 +107,35 @@ class RemoteSession:
     ) -> None:
         self._connection = connection
         self._whose = whose
-        self.id = session_id
+        self.session_id = session_id
+        """Its id, which no other session of the user has."""
         self.user_id = user_id
         """The user to whom it belongs."""
         self.as_user = whose.user_id if whose.owner is not None else None
         """The member for whom this object acts; None for the session's user."""
         self.agent = agent
+        """The agent whose session it is; None if it has no name."""
 
     def __repr__(self) -> str:
         acting = f" as {self.as_user!r}" if self.as_user is not None else ""
-        return f"<{type(self).__name__} {self.id!r} of user {self.user_id!r}{acting}>"
+        return f"<{type(self).__name__} {self.session_id!r} of user {self.user_id!r}{acting}>"
 
     @property
     def memory(self) -> RemoteSessionMemory:
         """The long-term memories of the session's user, and the working memory."""
-        return RemoteSessionMemory(self._connection, self._whose, self.id)
+        return RemoteSessionMemory(self._connection, self._whose, self.session_id)
 
     @property
     def files(self) -> RemoteFiles:
         """The files of the session, which blocks and tools name by their ids."""
-        return RemoteFiles(self._connection, self._whose, self.id)
+        return RemoteFiles(self._connection, self._whose, self.session_id)
 
     def append(self, *prompts: Prompt) -> Turn:
         """Store prompts for the next run; return that run's turn, with all prompts that wait for the run. Durable.
 
         See `Session.append`.
         """
-        return self._stored("append", {"prompt": prompts_body(self.id, prompts)}, is_repeatable=False)
+        return self._stored("append", {"prompt": prompts_body(self.session_id, prompts)}, is_repeatable=False)
 
     @checked(
         format=Format | None,
@@ -204,8 +206,8 @@ class RemoteSession:
         """Return the index of a turn of this session; None for None."""
         if not isinstance(turn, Turn):
             return turn
-        if turn.session_id != self.id:
-            raise InvalidInputError(argument, shown(turn.session_id), f"it is not of session {self.id!r}")
+        if turn.session_id != self.session_id:
+            raise InvalidInputError(argument, shown(turn.session_id), f"it is not of session {self.session_id!r}")
         return turn.index
 
     @checked(text=Text, key=IdempotencyKey | None)
@@ -313,7 +315,7 @@ class RemoteSession:
 
     def latest(self) -> Turn | None:
         """Return the newest turn, pending prompts included; None if the session has no turns."""
-        cache, held = self._connection.caches.held(self.user_id, self.id)
+        cache, held = self._connection.caches.held(self.user_id, self.session_id)
         snapshot = self._get("snapshot", held=held)
         return self._connection.caches.turn_of(self.user_id, cache, snapshot) if snapshot else None
 
@@ -329,7 +331,7 @@ class RemoteSession:
     @checked(after=Number, limit=Limit)
     def turns(self, after: int = -1, limit: int = 100) -> ListPage[Turn]:
         """Return up to `limit` turns with an index above `after`, by index. Its `next` says whether there are more."""
-        cache, held = self._connection.caches.held(self.user_id, self.id)
+        cache, held = self._connection.caches.held(self.user_id, self.session_id)
         data = self._get("snapshots", after=after, limit=most(limit), held=held)
         turns = ListPage[Turn](next=data["next"])
         for snapshot in data["items"]:
@@ -388,7 +390,7 @@ class RemoteSession:
         query: dict[str, Any] = {"after": after, "limit": most(limit)}
         query |= {"kinds": None if kinds is None else sorted(kinds)}
         query |= {"labels": labels and json.dumps(dict(labels))}
-        path = path_of("sessions", self.id, "events")
+        path = path_of("sessions", self.session_id, "events")
         request = Request(method="GET", path=path, query={**query, "wait_s": wait_s}, wait_s=wait_s)
         return event_page_of((self._connection.ask(request, self._whose)).data)
 
@@ -433,8 +435,8 @@ class RemoteSession:
             RunNotFoundError: the session has no such run.
         """
         record = self._connection.ask(Request(method="GET", path=path_of("runs", run_id)), self._whose)
-        if record.data["session_id"] != self.id:
-            raise RunNotFoundError(run_id, f"session {self.id!r}")
+        if record.data["session_id"] != self.session_id:
+            raise RunNotFoundError(run_id, f"session {self.session_id!r}")
         return self._execution(record.data, {})
 
     @checked(at=Number | None, session_id=SessionId | None, schedules=bool)
@@ -610,8 +612,8 @@ class RemoteSession:
         own, index = places(spans), what.index if isinstance(what, Turn) else what.turn_index
         if high := [number for number in blocks if number >= len(own)]:
             raise InvalidInputError("blocks", high[0], f"it has {len(own)} blocks, numbered from 0")
-        if what.session_id != self.id:
-            raise InvalidInputError("what", shown(what.session_id), f"it is not of session {self.id!r}")
+        if what.session_id != self.session_id:
+            raise InvalidInputError("what", shown(what.session_id), f"it is not of session {self.session_id!r}")
         removed_spans = join(union([own[number] for number in blocks] if blocks else own))
         place = f"{index}~{'~'.join(f'{log}.{start}-{stop}' for log, start, stop in removed_spans)}"
         return int((self._ask("DELETE", "messages", place, is_repeatable=False))["removed"])
@@ -652,8 +654,8 @@ class RemoteSession:
             place = parse_message_cursor(cursor)
         except InvalidInputError:
             place = None
-        if session_id != self.id or place is None:
-            raise InvalidInputError("message", shown(message_id), f"it names no message of session {self.id!r}")
+        if session_id != self.session_id or place is None:
+            raise InvalidInputError("message", shown(message_id), f"it names no message of session {self.session_id!r}")
         return place
 
     @checked(keep_last=Count, memory=bool, verify=bool, updated_at=Time | None)
@@ -697,7 +699,7 @@ class RemoteSession:
         """
         request = Request(
             method="DELETE",
-            path=path_of("sessions", self.id),
+            path=path_of("sessions", self.session_id),
             query={"memory": memory, "verify": verify},
             is_repeatable=False,
         )
@@ -711,22 +713,22 @@ class RemoteSession:
         self, prompts: Sequence[Prompt], options: RunOptions, *names: str
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Return the body and the headers by which a run is started. Large schemas are checked by a thread."""
-        return steps.in_thread(partial(run_body, self.id, prompts, options, names=names))
+        return steps.in_thread(partial(run_body, self.session_id, prompts, options, names=names))
 
     def _execution(self, data: Mapping[str, Any], options: Mapping[str, Any]) -> RemoteExecutionHandle:
-        run = self._connection, self._whose, self.id, str(data["id"]), int(data["turn_index"])
+        run = self._connection, self._whose, self.session_id, str(data["id"]), int(data["turn_index"])
         if data.get("dropped"):  # it is another caller's run
             return RemoteExecutionHandle(*run, dropped=True)
         output, on_event = options.get("output"), options.get("on_event")
         return RemoteExecutionHandle(*run, output=output, on_event=on_event)
 
     def _stored(self, part: str, body: Any, *, is_repeatable: bool = True) -> Turn:
-        cache, held = self._connection.caches.held(self.user_id, self.id)
+        cache, held = self._connection.caches.held(self.user_id, self.session_id)
         data = self._post(part, body=body, query={"held": held}, is_repeatable=is_repeatable)
         return self._connection.caches.turn_of(self.user_id, cache, data["snapshot"])
 
     def _turn(self, **which: Any) -> Turn:
-        cache, held = self._connection.caches.held(self.user_id, self.id)
+        cache, held = self._connection.caches.held(self.user_id, self.session_id)
         snapshot = self._get("snapshot", **which, held=held)
         return self._connection.caches.turn_of(self.user_id, cache, snapshot)
 
@@ -737,5 +739,5 @@ class RemoteSession:
         return self._ask("POST", part, **what)
 
     def _ask(self, method: str, *parts: str, **what: Any) -> Any:
-        request = Request(method=method, path=path_of("sessions", self.id, *parts), **what)
+        request = Request(method=method, path=path_of("sessions", self.session_id, *parts), **what)
         return (self._connection.ask(request, self._whose)).data

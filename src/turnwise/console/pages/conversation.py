@@ -128,7 +128,7 @@ class _Conversation:
     def _build(self) -> None:
         with tag("div", "row top heading"):
             with tag("div", "grow"):
-                self._title: Any = tag("h1", "", self._session.id)
+                self._title: Any = tag("h1", "", self._session.session_id)
                 with tag("div", "row small soft"):
                     self._state: Any = badge("", "")
                     self._facts: Any = tag("span", "", "")
@@ -436,7 +436,7 @@ class _Conversation:
     async def _fork(self, turn: int | None = None) -> None:
         fork = await self._session.fork(turn)
         viewer = self._frame.viewer
-        ui.navigate.to(viewer.session_url(fork.id, fork.user_id).removeprefix(viewer.root))
+        ui.navigate.to(viewer.session_url(fork.session_id, fork.user_id).removeprefix(viewer.root))
 
     async def _end(self) -> None:
         if await confirmed("End this conversation?", "Its runs are cancelled, and it takes no new ones.", "End it"):

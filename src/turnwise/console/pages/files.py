@@ -71,7 +71,7 @@ async def upload(request: Request, id: str, name: str, user: str = "") -> Respon
 
 def file_url(viewer: Viewer, session: AsyncSession, file_id: str) -> str:
     """Return the address of a file's bytes."""
-    return viewer.url(CONTENT, id=session.id, user=viewer.named(session.user_id), file=file_id)
+    return viewer.url(CONTENT, id=session.session_id, user=viewer.named(session.user_id), file=file_id)
 
 
 class SessionFiles:
@@ -151,7 +151,7 @@ class Attachments:
         self._session = session
         self._files: list[FileRecord] = []
         viewer = frame.viewer
-        to = viewer.url(UPLOAD, id=session.id, user=viewer.named(session.user_id))
+        to = viewer.url(UPLOAD, id=session.session_id, user=viewer.named(session.user_id))
         with tag("label", "button attach") as self.choose:
             tag("span", "", "Attach")
             chosen = tag("input", "", type="file", multiple=True, aria_label="Attach files")

@@ -111,7 +111,7 @@ class _Sessions:
     async def _open(self) -> None:
         viewer = self._frame.viewer
         session = await viewer.service.manager.open(user_id=viewer.identity.user_id if viewer.identity else None)
-        ui.navigate.to(viewer.session_url(session.id, session.user_id).removeprefix(viewer.root))
+        ui.navigate.to(viewer.session_url(session.session_id, session.user_id).removeprefix(viewer.root))
 
     async def refresh(self) -> float:
         """Show what the store says now."""

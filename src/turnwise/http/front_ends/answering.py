@@ -145,7 +145,7 @@ async def _repeated(
     if not turn.removed and not any(
         all(map(is_same_prompt, turn_prompts[index:], prompts)) for index in range(len(turn_prompts) - count + 1)
     ):
-        raise IdempotencyConflictError(session.id, message_id, turn.run_id or "")
+        raise IdempotencyConflictError(session.session_id, message_id, turn.run_id or "")
     return await session.execution(turn.run_id or "")
 
 
@@ -171,7 +171,7 @@ async def _ask_again(
     if started := await check_start(session, prompts, named):
         return await session.execution(started)
     if info.queued_run_ids:
-        raise SessionBusyError(session.id, info.queued_run_ids[0])
+        raise SessionBusyError(session.session_id, info.queued_run_ids[0])
     if info.active_run_id is not None:
         execution = await session.execution(info.active_run_id)
         if execution.turn_index >= turn.index:

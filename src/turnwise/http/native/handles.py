@@ -41,7 +41,7 @@ class Handles:
 
     def cache_session(self, user_id: str | None, session: AsyncSession, *, owner: str | None = None) -> None:
         """Hold a session for later requests of a user."""
-        _put(self._sessions, (user_id, owner, session.id), session)
+        _put(self._sessions, (user_id, owner, session.session_id), session)
 
     def cache_run(self, user_id: str | None, execution: AsyncExecutionHandle, *, owner: str | None = None) -> None:
         """Hold a run for later requests of a user, without its outcome."""

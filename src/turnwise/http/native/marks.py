@@ -88,7 +88,7 @@ async def set_mark(session_id: InPath, cursor: InPath, name: InPath, body: SetMa
 async def _set(session: AsyncSession, cursor: str, name: str, value: Any, by: str | None) -> Any:
     if value is None:
         raise InvalidInputError("value", None, "a mark has a value; DELETE removes a mark")
-    return await session.mark(f"{session.id}#{cursor}", name, value, by=by)
+    return await session.mark(f"{session.session_id}#{cursor}", name, value, by=by)
 
 
 @router.delete(
@@ -100,7 +100,9 @@ async def _set(session: AsyncSession, cursor: str, name: str, value: Any, by: st
 async def remove_mark(session_id: InPath, cursor: InPath, name: InPath, caller: MemberCaller) -> None:
     """May be repeated."""
     by = caller.identity.user_id if caller.identity else None
-    await caller.on_session(session_id, lambda session: session.mark(f"{session.id}#{cursor}", name, None, by=by))
+    await caller.on_session(
+        session_id, lambda session: session.mark(f"{session.session_id}#{cursor}", name, None, by=by)
+    )
 
 
 @router.get("/marks", summary="List the marks of messages")

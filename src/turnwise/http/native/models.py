@@ -540,7 +540,7 @@ class SessionOpened(Shown):
 
     @classmethod
     def of(cls, session: AsyncSession) -> Self:
-        return cls(id=session.id, user_id=session.user_id, agent=session.agent)
+        return cls(id=session.session_id, user_id=session.user_id, agent=session.agent)
 
 
 class SessionShown(Shown):

@@ -65,7 +65,7 @@ async def add_schedule(
 
     async def add(session: AsyncSession) -> Delivery:
         most = caller.service.settings.max_schedules_per_user
-        key = body.key or (idempotency_key and repeatable_id(session.id, session.user_id, idempotency_key))
+        key = body.key or (idempotency_key and repeatable_id(session.session_id, session.user_id, idempotency_key))
         await check_room(caller.manager, session, key, ("max_schedules_per_user", most))
         return await session.schedule(*prompts_of(body.prompt), **arguments)
 

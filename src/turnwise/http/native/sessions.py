@@ -152,7 +152,7 @@ def _opened(
     caller: Caller, session: AsyncSession, request: Request, response: Response, *, owner: str | None = None
 ) -> SessionOpened:
     caller.service.handles.cache_session(caller.user_id, session, owner=owner)
-    response.headers["Location"] = path_of(request.scope.get("root_path", ""), "v1", "sessions", session.id)
+    response.headers["Location"] = path_of(request.scope.get("root_path", ""), "v1", "sessions", session.session_id)
     return SessionOpened.of(session)
 
 

@@ -96,7 +96,7 @@ async def run_on(
     if started := await check_start(session, blocks, options):
         return await session.execution(started)
     if info.active_run_id is not None:
-        raise SessionInUseError(session.id, info.active_run_id)
+        raise SessionInUseError(session.session_id, info.active_run_id)
     await session.use(engine)
     try:
         return await session.run(*blocks, **options)

@@ -97,7 +97,11 @@ async def delete(response_id: str, caller: MemberCaller) -> Response:
     if await _is_newest(caller, response) and response.run.is_open:
         await response.execution.cancel("its response was deleted")
     session = await caller.manager.get(response.execution.session_id, **caller.whose)
-    if is_hidden(session.id) and len(await session.runs(limit=2)) == 1 and await _is_last(caller, session, response):
+    if (
+        is_hidden(session.session_id)
+        and len(await session.runs(limit=2)) == 1
+        and await _is_last(caller, session, response)
+    ):
         try:
             await session.delete()
         except SessionBusyError:  # somebody has just continued it

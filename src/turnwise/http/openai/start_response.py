@@ -299,7 +299,7 @@ async def _after_previous(
         return await _run_once(
             caller, [*turn.blocks, *request_input.blocks], options, choice.engine if choice else None
         )
-    if is_hidden(session.id) and "openai.conversation" not in response.run.labels:
+    if is_hidden(session.session_id) and "openai.conversation" not in response.run.labels:
         # The first request continues the session, which takes each turn id once. Later ones fork it.
         try:
             return await _run(caller, session, request_input, {**options, "turn_id": f"after {previous}"}, choice)

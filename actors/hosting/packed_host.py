@@ -36,6 +36,7 @@ from turnwise.errors import (
 from turnwise.memory.background import log_failure, retry, shielded
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.growing_pauses import GrowingPauses
+from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.reading import pages_by_cursor
 
 RECOVERIES = 16
@@ -340,8 +341,9 @@ class PackedHost:
             raise SessionFencedError(key.session_id, 0)
 
     async def recover(self, is_mine: Callable[[SessionKey], bool], is_of_others: _Asks | None = None) -> None:
-        """Load the sessions of a lost process, so that their interrupted runs are ended or resumed; retry failures.
+        """Load the sessions of a lost process, so that interrupted runs are ended or resumed, and turns saved.
 
+        Failures are tried again. Which sessions are behind with saving is found among those that were used lately.
         Sessions that cannot be read, such as those of a user whose key was deleted, are skipped. If newer hosts have
         replaced this one, they load the sessions. This process does not leave before that is done.
 
@@ -385,14 +387,31 @@ class PackedHost:
 
         try:
             store = await self._resources.open()
-            async for page in pages_by_cursor(store.unsettled):
-                await asyncio.gather(*(recover_one(key) for key in page if is_mine(key)))
+            async for keys in self._lost(store):
+                await asyncio.gather(*(recover_one(key) for key in keys if is_mine(key)))
             return failed
         except TurnwiseError as error:
             return [error]
         except Exception as error:  # noqa: BLE001 - it is logged, and tried again
             log_failure("the search for lost sessions", error)
             return [error]
+
+    async def _lost(self, store: SessionStore) -> AsyncIterator[Sequence[SessionKey]]:
+        """Yield the sessions of a lost process that have open runs, or turns that memories may lack.
+
+        A session that has not been used for `idle_s` was given up, and has stored that all is saved.
+        """
+        async for page in pages_by_cursor(store.unsettled):
+            yield page.items
+        if not self._resources.saves:
+            return
+        since = -math.inf
+        async for sessions in pages_by_cursor(partial(store.query, order_by="updated_at")):
+            since = max([since, *(session.updated_at - self._resources.config.idle_s for session in sessions)])
+            recent = [session for session in sessions if session.updated_at >= since]
+            yield [session.key for session in recent if session.saved < session.next_index - 1]
+            if len(recent) < len(sessions):
+                return
 
     async def _warm(self, key: SessionKey) -> None:
         if not self._is_replaced:

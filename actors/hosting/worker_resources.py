@@ -22,6 +22,7 @@ from turnwise.errors import ConfigError, EngineLimitError, TurnwiseError, WireVe
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.files.base import FileStore
+from turnwise.memory.longterm.base import is_read_only
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.strategies.strategy import OverflowStrategy
@@ -197,6 +198,12 @@ class WorkerResources:
         for engine_id in set(override.runs.values()):
             runs = [run_id for run_id, run_engine_id in override.runs.items() if run_engine_id == engine_id]
             core.use(*self.get(engine_id)[0], engine_id=engine_id, runs=runs)
+
+    @property
+    def saves(self) -> bool:
+        """Whether sessions of the manager that created the process save their turns in a long-term memory."""
+        slots = self.get(self.engine_id)[0][3]
+        return any(slot.is_used and not is_read_only(slot.memory) for slot in slots)
 
     @property
     def config(self) -> SessionConfig:

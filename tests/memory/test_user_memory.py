@@ -1,14 +1,18 @@
-"""`manager.memory`: what memories keep for a user, reached without a session."""
+"""`manager.memory`: what memories keep for a user, reached without a session; and turns that a kill kept from them."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from patience import until
 from turnwise import AsyncSessionManager, EchoEngine, InProcess, LexicalMemory, SessionManager, StaticMemory
 from turnwise.errors import NoMemoryError, ReadOnlyMemoryError
 
@@ -83,3 +87,26 @@ def test_both_families_have_it(tmp_path: Path) -> None:
             assert (await manager.forget("ann", only_memory=True)).items == {"LexicalMemory": 5}
 
     asyncio.run(use())
+
+
+KILLED = """
+import os, signal, sys
+from turnwise import EchoEngine, InProcess, LexicalMemory, SessionManager
+chats, said = sys.argv[1:]
+with SessionManager(chats, engine=EchoEngine(), placement=InProcess(), memory=[LexicalMemory(said)]) as manager:
+    chat = manager.open("a", user_id="ann")
+    chat.run("My boat is blue.").wait()
+    assert chat.memory.wait(10)
+    chat.run("My sail is red.").wait()
+    os.kill(os.getpid(), signal.SIGKILL)  # a turn is saved a moment after its run has ended
+"""
+
+
+def test_a_turn_that_a_kill_kept_from_memory_is_saved_by_the_next_program_by_itself(tmp_path: Path) -> None:
+    chats, said = f"sqlite:///{tmp_path}/chats.db", f"{tmp_path}/said.db"
+    killed = subprocess.run([sys.executable, "-c", KILLED, chats, said], check=False, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    with made(tmp_path) as manager:
+        memory = manager.memory(user_id="ann")
+        until(lambda: any("sail" in item.text for item in memory.list()))
+        assert len(memory.list()) == 2, "each turn once"

@@ -108,6 +108,7 @@ class RecordingEngine(ScriptedEngine):
         calls: receives the turn of each call of the model, whose `blocks` are what the model gets.
     """
 
+    _: KW_ONLY
     calls: list[Turn] = field(default_factory=list, repr=False)
 
     def build(self, session: SessionView) -> InferenceRunner:

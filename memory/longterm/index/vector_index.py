@@ -27,7 +27,12 @@ MAX_EMBEDDED = 8_000
 
 
 class EmbeddingFunction(Protocol):
-    """The protocol of Chroma's embedding functions: turns texts into vectors of one dimension, in order."""
+    """The protocol of Chroma's embedding functions: turns texts into vectors of one dimension, in order.
+
+    If its class has `is_quick = True`, the event loop computes the vectors of queries: set it only where a vector takes
+    a tenth of a millisecond and nothing is waited for, such as where words are looked up in a table. Subclasses do not
+    inherit it, since what they add may wait.
+    """
 
     def __call__(self, input: Any) -> Any:
         """Return a vector for each text."""
@@ -67,6 +72,11 @@ class VectorIndex:
     def is_ready(self) -> bool:
         """Whether vectors can be made: the attribute `is_ready` of the embedding function, True if it has none."""
         return bool(getattr(self._function, "is_ready", True))
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether an event loop may compute vectors: see `EmbeddingFunction`."""
+        return vars(type(self._function)).get("is_quick") is True
 
     def embed(self, texts: Sequence[str]) -> Array:
         """Return the texts' vectors, one a row, each of length 1. One call of the embedding function.

@@ -44,6 +44,9 @@ class HashEmbedding:
         ConfigError: `dimensions` is out of its range.
     """
 
+    is_quick = True
+    """See `EmbeddingFunction`."""
+
     def __init__(self, dimensions: int = 384) -> None:
         if not (isinstance(dimensions, int) and _FEWEST <= dimensions <= _MOST):
             raise ConfigError("dimensions", dimensions, f"must be {_FEWEST} to {_MOST}")
@@ -54,7 +57,27 @@ class HashEmbedding:
 
     def __call__(self, input: Sequence[str]) -> list[NDArray[np.float32]]:
         """Return a vector of length 1 for each text."""
-        return [self._embed(text) for text in input]
+        import numpy as np
+
+        if not len(input):
+            return []
+        positions: list[NDArray[np.int64]] = []
+        weights: list[NDArray[np.float64]] = []
+        counts: list[int] = []
+        for text in input:
+            before = len(positions)
+            for word, count in (Counter(words(text)) or {"": 1}).items():
+                word_positions, word_weights = _features(word, self._dimensions)
+                positions.append(word_positions)
+                weights.append(word_weights * (1 + np.log(count)) if count > 1 else word_weights)
+            counts.append(sum(map(len, positions[before:])))
+        places = np.concatenate(positions) + np.repeat(np.arange(len(input)) * self._dimensions, counts)
+        sums = np.bincount(places, np.concatenate(weights), len(input) * self._dimensions)
+        vectors = sums.reshape(len(input), self._dimensions)
+        lengths = np.sqrt([vector @ vector for vector in vectors])
+        is_empty = lengths < 1e-9  # noqa: PLR2004 - all features cancel each other out
+        vectors[is_empty, 0] = lengths[is_empty] = 1.0
+        return list((vectors / lengths[:, np.newaxis]).astype(np.float32))
 
     def embed_query(self, input: Sequence[str]) -> list[NDArray[np.float32]]:
         """Return the vectors of queries, which are made like those of texts."""
@@ -98,21 +121,6 @@ class HashEmbedding:
         """Return False: it can be built from its config."""
         return False
 
-    def _embed(self, text: str) -> NDArray[np.float32]:
-        import numpy as np
-
-        word_hashes, word_weights = [], []
-        for word, count in (Counter(words(text)) or {"": 1}).items():
-            hashes, weights = _features(word)
-            word_hashes.append(hashes)
-            word_weights.append(weights * (1 + np.log(count)))
-        positions = np.concatenate(word_hashes) % self._dimensions
-        vector = np.bincount(positions, np.concatenate(word_weights), self._dimensions)
-        length = np.sqrt(vector @ vector)
-        if length < 1e-9:  # noqa: PLR2004 - all features cancel each other out
-            vector[0] = length = 1.0
-        return np.asarray(vector / length, dtype=np.float32)
-
 
 def register() -> None:
     """Register `HashEmbedding` with Chroma, which needs its name to open a collection."""
@@ -123,8 +131,8 @@ def register() -> None:
 
 
 @lru_cache(maxsize=20_000)
-def _features(word: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the hashes and the signed weights of a word's features. A hash modulo `dimensions` is a position."""
+def _features(word: str, dimensions: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the positions in a vector, and the signed weights, of a word's features."""
     import numpy as np
 
     framed = f"<{word}>"
@@ -136,4 +144,4 @@ def _features(word: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     numbers = np.frombuffer(digests, dtype="<u4")
     signs = np.where(numbers >> 31, 1.0, -1.0)
     weights = np.repeat(np.array([weight for _, weight in named_weights]), SLOTS)
-    return (numbers & 0x7FFFFFFF).astype(np.int64), signs * weights * scale
+    return (numbers & 0x7FFFFFFF).astype(np.int64) % dimensions, signs * weights * scale

@@ -23,6 +23,7 @@ from turnwise.memory.longterm.index.locations import ChromaFolder, ChromaInMemor
 from turnwise.memory.longterm.index.vector_index import MAX_EMBEDDED, VectorIndex
 from turnwise.memory.longterm.items.rows import Revision, key_of
 from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.items.sql_statements import Statements
 from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall import passages, user_index
 from turnwise.memory.longterm.recall.analyzer import words
@@ -755,6 +756,31 @@ async def test_vectors_that_are_made_later_are_used_by_the_next_recall(
         assert await ids(memory, "Who is called Antje?") == ["1"]
     assert keys_read == [await memory.keys(ANN)], "read once"
     await memory.close()
+
+
+async def test_a_revision_is_read_again_once_anything_was_written(
+    make: MakeMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = make()
+    await memory.remember(ANN, [item("1", "a walrus")])
+    assert await ids(memory, "walrus") == ["1"]
+    revision, users_read = Statements.revision, list[str]()
+
+    def counted(statements: Statements, user_id: str) -> Revision:
+        users_read.append(user_id)
+        return revision(statements, user_id)
+
+    monkeypatch.setattr(Statements, "revision", counted)
+    assert await ids(memory, "walrus") == await ids(memory, "walrus") == ["1"]
+    assert users_read == []
+    another = make()
+    await another.remember(ANN, [item("2", "another walrus")])
+    assert sorted(await ids(memory, "walrus")) == ["1", "2"]
+    await another.forget(ANN, ["1"])
+    assert await ids(memory, "walrus") == ["2"]
+    await another.remember(Scope(user_id="bob"), [item("3", "a walrus of his")])
+    assert await ids(memory, "walrus") == ["2"]
+    assert await ids(memory, "walrus", Scope(user_id="bob")) == ["3"]
 
 
 async def test_a_recall_of_a_user_whose_index_is_current_reads_the_revision_once(

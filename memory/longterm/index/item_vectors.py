@@ -24,14 +24,12 @@ if TYPE_CHECKING:
 
     from turnwise.memory.longterm.recall.user_index import UserIndex
 
-    Array: TypeAlias = NDArray[np.float32]
-    Embed: TypeAlias = Callable[[Sequence[str]], Array]
-    Making: TypeAlias = tuple[Future[Array], float, threading.Event]
+    Making: TypeAlias = tuple[Future[NDArray[np.float32]], float, threading.Event]
     """Vectors that are being computed, the seconds to wait for them, and the event that ends the work."""
-    QueryVectors: TypeAlias = tuple[Array | None, str | None]
+    QueryVectors: TypeAlias = tuple[NDArray[np.float32] | None, str | None]
     """Vectors, or None and the reason; no reason if none were to be computed."""
-    Rows: TypeAlias = Sequence[Array]
-    _ItemVectors: TypeAlias = tuple[Pending, Mapping[str, Array]]
+    Rows: TypeAlias = Sequence[NDArray[np.float32]]
+    _ItemVectors: TypeAlias = tuple[Pending, Mapping[str, NDArray[np.float32]]]
     """An item with its vectors, by their keys."""
 
 Argument = TypeVar("Argument")
@@ -52,7 +50,7 @@ HELD = 512
 """Maximum vectors that wait in memory for the index. With more, `hold` waits until the index has them."""
 
 QUICK_S, QUICK_CHARS = 0.01, 1_000
-"""For how long the event loop embeds queries, and how many characters of them in one step, if that is quick."""
+"""For how long the event loop embeds queries, and about how many characters of them between two looks at the time."""
 
 REST = 2.0
 """The pause after each step of a deletion, as a multiple of the step's duration."""
@@ -121,26 +119,33 @@ class ItemVectors:
 
     # Computing
 
-    def begin(self, texts: Sequence[str], *, queries: bool = False) -> Making | None:
-        """Begin to compute the vectors of texts or queries on a thread; None if there can be none now.
+    def at_once(self, queries: Sequence[str]) -> QueryVectors | None:
+        """Return the vectors of queries if the embedding function is quick; None if it is not, or if they take long.
 
-        Those of queries are computed at once if the embedding function is quick, for up to `QUICK_S`: a thread takes
-        several times as long to begin and to be waited for.
+        For an event loop: a thread takes several times as long to begin and to be waited for.
+
+        Raises:
+            ConfigError: they have another dimension than the stored vectors.
         """
+        if not queries or not self._index.is_quick or self._is_paused() or not self._index.is_ready:
+            return None
+        try:
+            vectors = _embedded_quickly(self._index.embed_queries, queries)
+        except StoreError as error:
+            self._pause(error)
+            return None, str(error)
+        if vectors is None:
+            return None
+        self._index.check_dimensions(vectors)
+        return vectors, None
+
+    def begin(self, texts: Sequence[str], *, queries: bool = False) -> Making | None:
+        """Begin to compute the vectors of texts or queries on a thread; None if there can be none now."""
         if not texts or self._is_paused() or not self._index.is_ready:
             return None
         embed, limit_s = (self._index.embed_queries, self._query_s) if queries else (self._index.embed, self._embed_s)
         given_up = threading.Event()
-        batches: Sequence[Array] = ()
-        if queries and self._index.is_quick:
-            try:
-                batches = _embedded_quickly(embed, texts)
-            except StoreError as error:
-                return _done(error), limit_s, given_up
-            texts = texts[sum(map(len, batches)) :]
-            if not texts:
-                return _done(_joined(batches)), limit_s, given_up
-        return self._embedders.submit(_embedded, embed, texts, batches, given_up.is_set), limit_s, given_up
+        return self._embedders.submit(_embedded, embed, texts, given_up.is_set), limit_s, given_up
 
     async def result_of(self, making: Making | None) -> QueryVectors:
         """Return the vectors that `begin` began to compute, or None and the reason.
@@ -201,7 +206,7 @@ class ItemVectors:
             user_indexes[user].take({key: vectors[key] for key in keys if key in vectors})
         return [*missing_keys], None
 
-    def _held_vectors(self, keys: Sequence[str]) -> dict[str, Array]:
+    def _held_vectors(self, keys: Sequence[str]) -> dict[str, NDArray[np.float32]]:
         """Return those of these vectors that are not written yet."""
         waiting = {key: fresh for key in keys if (fresh := self._unwritten.get(item_key(key)))}
         return {key: vector for key, (_, vectors) in waiting.items() if (vector := vectors.get(key)) is not None}
@@ -378,33 +383,38 @@ class ItemVectors:
         self.trouble, self._again_at = str(error), time.monotonic() + self._pause_s
 
 
-def _embedded_quickly(embed: Embed, texts: Sequence[str]) -> Sequence[Array]:
-    """Return the vectors of the first texts: as many as take no longer than `QUICK_S` and one more step."""
-    batches: list[Array] = []
-    start, until = 0, time.monotonic() + QUICK_S
-    while start < len(texts) and time.monotonic() < until:
-        stop, chars = start, len(texts[start])
-        while stop < len(texts) and chars <= QUICK_CHARS:
+def _embedded_quickly(
+    embed: Callable[[Sequence[str]], NDArray[np.float32]], texts: Sequence[str]
+) -> NDArray[np.float32] | None:
+    """Return the vectors of texts; None if a text is long, or once `QUICK_S` are over."""
+    if max(map(len, texts)) > QUICK_CHARS:
+        return None
+    if sum(map(len, texts)) <= QUICK_CHARS:
+        return embed(texts)
+    import numpy as np
+
+    batches, start, until = [], 0, time.monotonic() + QUICK_S
+    while start < len(texts):
+        if time.monotonic() > until:
+            return None
+        stop, chars = start + 1, len(texts[start])
+        while stop < len(texts) and chars < QUICK_CHARS:
+            chars += len(texts[stop])
             stop += 1
-            chars += len(texts[stop]) if stop < len(texts) else 0
-        if stop == start:
-            break  # it takes long by itself
         batches.append(embed(texts[start:stop]))
         start = stop
-    return batches
+    return np.concatenate(batches)
 
 
-def _embedded(embed: Embed, texts: Sequence[str], before: Sequence[Array], is_given_up: Callable[[], bool]) -> Array:
-    """Return the vectors of texts, computed in batches, after those before; stop when nobody waits for them."""
-    batches = [*before, embed(texts[:BATCH])]
+def _embedded(
+    embed: Callable[[Sequence[str]], NDArray[np.float32]], texts: Sequence[str], is_given_up: Callable[[], bool]
+) -> NDArray[np.float32]:
+    """Return the vectors of texts, computed in batches; stop when nobody waits for them."""
+    batches = [embed(texts[:BATCH])]
     for start in range(BATCH, len(texts), BATCH):
         if is_given_up():
             raise StoreError("nobody waits for the vectors any more")
         batches.append(embed(texts[start : start + BATCH]))
-    return _joined(batches)
-
-
-def _joined(batches: Sequence[Array]) -> Array:
     if len(batches) == 1:
         return batches[0]
     import numpy as np
@@ -412,17 +422,9 @@ def _joined(batches: Sequence[Array]) -> Array:
     return np.concatenate(batches)
 
 
-def _done(result: Array | StoreError) -> Future[Array]:
-    """Return work that is done, with its result or error."""
-    done: Future[Array] = Future()
-    if isinstance(result, StoreError):
-        done.set_exception(result)
-    else:
-        done.set_result(result)
-    return done
-
-
-async def _embedding_result(work: Future[Array], limit_s: float, given_up: threading.Event | None = None) -> Array:
+async def _embedding_result(
+    work: Future[NDArray[np.float32]], limit_s: float, given_up: threading.Event | None = None
+) -> NDArray[np.float32]:
     """Return the vectors that `work` computes; StoreError if that takes too long. Cancelling ends the work."""
     try:
         if work.done():
@@ -436,12 +438,12 @@ async def _embedding_result(work: Future[Array], limit_s: float, given_up: threa
             given_up.set()
 
 
-def _keyed(item: Pending, vectors: Rows) -> dict[str, Array]:
+def _keyed(item: Pending, vectors: Rows) -> dict[str, NDArray[np.float32]]:
     """Return the vectors of an item by their keys."""
     return dict(zip(vector_keys(item.key, len(vectors)), vectors, strict=True))
 
 
-def _by_text(parts: Mapping[str, Sequence[str]], vectors: Iterable[Array]) -> dict[str, Rows]:
+def _by_text(parts: Mapping[str, Sequence[str]], vectors: Iterable[NDArray[np.float32]]) -> dict[str, Rows]:
     """Return the vectors of each text, one for each of its parts, in order."""
     remaining = iter(vectors)
     return {text: [next(remaining) for _ in texts] for text, texts in parts.items()}

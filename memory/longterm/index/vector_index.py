@@ -97,12 +97,14 @@ class VectorIndex:
             return np.zeros((0, self._vectors.dimensions or 0), np.float32)
         with translated(f"embedding function {self.embedding}"):
             vectors = np.asarray(function([text[:MAX_EMBEDDED] for text in texts]), dtype=np.float32)
-        if vectors.ndim != 2 or len(vectors) != len(texts) or not np.isfinite(vectors).all():  # noqa: PLR2004
+        lengths: Any = None
+        if vectors.ndim == 2 and len(vectors) == len(texts):  # noqa: PLR2004
+            lengths = np.sqrt(np.add.reduce(vectors * vectors, axis=1, keepdims=True))
+        if lengths is None or not (np.isfinite(lengths).all() or np.isfinite(vectors).all()):
             raise StoreError(
                 f"embedding function {self.embedding}: it returned {vectors.shape} for {len(texts)} texts, "
                 "not a vector of finite numbers for each"
             )
-        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         unit: Array = vectors / np.maximum(lengths, 1e-12)
         return unit
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -57,27 +56,7 @@ class HashEmbedding:
 
     def __call__(self, input: Sequence[str]) -> list[NDArray[np.float32]]:
         """Return a vector of length 1 for each text."""
-        import numpy as np
-
-        if not len(input):
-            return []
-        positions: list[NDArray[np.int64]] = []
-        weights: list[NDArray[np.float64]] = []
-        counts: list[int] = []
-        for text in input:
-            before = len(positions)
-            for word, count in (Counter(words(text)) or {"": 1}).items():
-                word_positions, word_weights = _features(word, self._dimensions)
-                positions.append(word_positions)
-                weights.append(word_weights * (1 + np.log(count)) if count > 1 else word_weights)
-            counts.append(sum(map(len, positions[before:])))
-        places = np.concatenate(positions) + np.repeat(np.arange(len(input)) * self._dimensions, counts)
-        sums = np.bincount(places, np.concatenate(weights), len(input) * self._dimensions)
-        vectors = sums.reshape(len(input), self._dimensions)
-        lengths = np.sqrt([vector @ vector for vector in vectors])
-        is_empty = lengths < 1e-9  # noqa: PLR2004 - all features cancel each other out
-        vectors[is_empty, 0] = lengths[is_empty] = 1.0
-        return list((vectors / lengths[:, np.newaxis]).astype(np.float32))
+        return [self._embed(text) for text in input]
 
     def embed_query(self, input: Sequence[str]) -> list[NDArray[np.float32]]:
         """Return the vectors of queries, which are made like those of texts."""
@@ -121,6 +100,23 @@ class HashEmbedding:
         """Return False: it can be built from its config."""
         return False
 
+    def _embed(self, text: str) -> NDArray[np.float32]:
+        import numpy as np
+
+        word_counts: dict[str, int] = {}
+        for word in words(text) or ("",):
+            word_counts[word] = word_counts.get(word, 0) + 1
+        positions, weights = [], []
+        for word, count in word_counts.items():
+            word_positions, word_weights = _features(word, self._dimensions)
+            positions.append(word_positions)
+            weights.append(word_weights * (1 + np.log(count)) if count > 1 else word_weights)
+        vector = np.bincount(np.concatenate(positions), np.concatenate(weights), self._dimensions)
+        length = np.sqrt(vector @ vector)
+        if length < 1e-9:  # noqa: PLR2004 - all features cancel each other out
+            vector[0] = length = 1.0
+        return np.asarray(vector / length, dtype=np.float32)
+
 
 def register() -> None:
     """Register `HashEmbedding` with Chroma, which needs its name to open a collection."""
@@ -131,7 +127,7 @@ def register() -> None:
 
 
 @lru_cache(maxsize=20_000)
-def _features(word: str, dimensions: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def _features(word: str, dimensions: int) -> tuple[NDArray[np.uint16], NDArray[np.float64]]:
     """Return the positions in a vector, and the signed weights, of a word's features."""
     import numpy as np
 
@@ -144,4 +140,4 @@ def _features(word: str, dimensions: int) -> tuple[NDArray[np.int64], NDArray[np
     numbers = np.frombuffer(digests, dtype="<u4")
     signs = np.where(numbers >> 31, 1.0, -1.0)
     weights = np.repeat(np.array([weight for _, weight in named_weights]), SLOTS)
-    return (numbers & 0x7FFFFFFF).astype(np.int64) % dimensions, signs * weights * scale
+    return ((numbers & 0x7FFFFFFF) % dimensions).astype(np.uint16), signs * weights * scale

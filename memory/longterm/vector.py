@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from turnwise.errors import ConfigError, StoreError
@@ -53,10 +54,7 @@ if TYPE_CHECKING:
 
     from turnwise.memory.longterm.index.item_vectors import QueryVectors
     from turnwise.memory.longterm.index.vector_index import Health
-    from turnwise.memory.longterm.recall.user_index import Match, UserIndex
-
-    _Match = tuple[list[MemoryItem], Match]
-    """A profile, and the matches of items with a query by words."""
+    from turnwise.memory.longterm.recall.user_index import UserIndex
 
 SPACE = "vectors"
 """The space of the items of a memory that is opened by a path or a URL; see `ItemStore`."""
@@ -347,20 +345,22 @@ class VectorMemory:
         users = dict.fromkeys(request.scope.user_id for request in batch)
         now = self._clock()
         expiry = self._expiry(now, users)
-        making = self._vectors.begin(self._texts_of(batch), queries=True)
+        texts = self._texts_of(batch)
+        vectors = self._vectors.at_once(texts)
+        making = None if vectors is not None else self._vectors.begin(texts, queries=True)
         if current is not None and expiry is None and self._is_quick(batch, current):
-            matches = [self._match(request, current[request.scope.user_id], now) for request in batch]
-            vectors = await self._vectors.result_of(making)
+            vectors = vectors or await self._vectors.result_of(making)
             self._take_unrelated(batch, vectors[0])
             before = self.trouble
-            answers = self._ranked(batch, current, matches, vectors, {})
+            answers = self._answers(batch, current, vectors, now)
             self._indexes.note_used(users)
         else:
             user_indexes = self._indexes.of(users)
             revisions = {user: user_index.revision for user, user_index in user_indexes.items()}
-            vectors, loaded = await asyncio.gather(
+            made, loaded = await asyncio.gather(
                 self._vectors.result_of(making), self._store.load(users, revisions, expiry, most=LOADED)
             )
+            vectors = vectors or made
             self._take_unrelated(batch, vectors[0])
             before = self.trouble
             answers = await on_thread(self._answer_loaded, batch, loaded, vectors, user_indexes, now)
@@ -527,56 +527,76 @@ class VectorMemory:
         now: float,
     ) -> list[Reminder]:
         user_indexes, troubles = self._indexes.updated(loaded, held)
-        users = [request.scope.user_id for request in batch]
-        matches = [
-            self._match(request, user_indexes[user], now, loaded[user].expired)
-            for request, user in zip(batch, users, strict=True)
-        ]
-        return self._ranked(batch, user_indexes, matches, vectors, troubles)
+        expired = {user: rows.expired for user, rows in loaded.items()}
+        return self._answers(batch, user_indexes, vectors, now, troubles=troubles, expired=expired)
 
-    def _match(self, request: Recall, user_index: UserIndex, now: float, expired: Sequence[int] = ()) -> _Match:
-        """Return the profile, if it is requested, and the matches of items with the query by words."""
-        which = ItemFilter(
-            types=request.types, as_of=request.as_of, live_at=now if request.as_of is None else request.as_of
-        )
-        profile: list[MemoryItem] = []
-        if request.is_reminder:
-            pinned, wishes = (part(request.scope, which, expired) for part in (user_index.pinned, user_index.wishes))
-            profile = with_wishes(profile_of(pinned, ()), wishes)
-        return profile, user_index.match(
-            parse(request.query), request.scope, which, weights=self._weights, expired=expired
-        )
-
-    def _ranked(
+    def _answers(
         self,
         batch: Sequence[Recall],
         user_indexes: Mapping[str, UserIndex],
-        matches: Sequence[_Match],
         query_vectors: QueryVectors,
-        troubles: Mapping[str, str],
+        now: float,
+        *,
+        troubles: Mapping[str, str] = MappingProxyType({}),
+        expired: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> list[Reminder]:
-        """Return the answers, given the vectors of `_texts_of`."""
+        """Return the answers, given the vectors of `_texts_of`.
+
+        One after the other, so that what the processor's caches hold of one's work is used for the next one's.
+
+        Args:
+            troubles: by user, why items or vectors are missing.
+            expired: by user, the numbers of expired rows.
+        """
         vectors, trouble = query_vectors
         answers: list[Reminder] = []
-        for request, (profile, match) in zip(batch, matches, strict=True):
+        start = 0
+        for request in batch:
             check_awaited()
-            user_index, rows = user_indexes[request.scope.user_id], None
+            user, rows = request.scope.user_id, None
             if vectors is not None:
-                count = len(_texts(request))
-                rows, vectors = vectors[:count], vectors[count:]
-            most, per_category = max(request.limit, 0) + len(profile), request.per_category
-            near = user_index.near(rows, self._unrelated if _needs_prominences(request) else None)
-            near = spread_out(near, request.query, is_reminder=request.is_reminder)
-            rank = user_index.remind if request.is_reminder else user_index.rank
-            ranked = rank(match, limit=most, near=near, per_category=per_category)
-            best = within_limits(profile, ranked, request.limit, per_category=request.per_category)
-            why_fewer = trouble or troubles.get(request.scope.user_id)
-            if why_fewer is None and request.as_of is not None:
-                filters = ItemFilter(types=request.types, as_of=request.as_of, live_at=request.as_of)
-                why_fewer = trouble_of_past(user_index.changed_since(request.scope, filters))
-            items = recalled(best, why_fewer)
-            answers.append(Reminder(profile=profile, items=items))
+                start, first = start + len(_texts(request)), start
+                rows = vectors[first:start]
+            trouble_of_user, expired_rows = trouble or troubles.get(user), expired.get(user, ())
+            answer = self._answer_one(
+                request, user_indexes[user], rows, now, why_fewer=trouble_of_user, expired=expired_rows
+            )
+            answers.append(answer)
         return answers
+
+    def _answer_one(
+        self,
+        request: Recall,
+        user_index: UserIndex,
+        vectors: NDArray[np.float32] | None,
+        now: float,
+        *,
+        why_fewer: str | None,
+        expired: Sequence[int],
+    ) -> Reminder:
+        """Return the answer to a request, given the vectors of its `_texts`.
+
+        Args:
+            why_fewer: why items or vectors are missing; None if none are.
+            expired: the numbers of the user's expired rows.
+        """
+        scope, as_of, is_reminder = request.scope, request.as_of, request.is_reminder
+        which = ItemFilter(types=request.types, as_of=as_of, live_at=now if as_of is None else as_of)
+        profile: list[MemoryItem] = []
+        if is_reminder:
+            pinned, wishes = (part(scope, which, expired) for part in (user_index.pinned, user_index.wishes))
+            profile = with_wishes(profile_of(pinned, ()), wishes)
+        match = user_index.match(parse(request.query), scope, which, weights=self._weights, expired=expired)
+        near = user_index.near(vectors, self._unrelated if _needs_prominences(request) else None)
+        near = spread_out(near, request.query, is_reminder=is_reminder)
+        rank = user_index.remind if is_reminder else user_index.rank
+        limit, per_category = request.limit, request.per_category
+        items = rank(match, limit=max(limit, 0) + len(profile), near=near, per_category=per_category)
+        if profile:
+            items = within_limits(profile, items, limit, per_category=per_category)
+        if why_fewer is None and as_of is not None:
+            why_fewer = trouble_of_past(user_index.changed_since(scope, which))
+        return Reminder(profile=profile, items=recalled(items, why_fewer))
 
 
 def _texts(request: Recall) -> Sequence[str]:

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import random
 import sqlite3
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -22,6 +23,7 @@ from turnwise.memory.longterm.index.locations import ChromaFolder, ChromaInMemor
 from turnwise.memory.longterm.index.vector_index import MAX_EMBEDDED, VectorIndex
 from turnwise.memory.longterm.items.rows import Revision, key_of
 from turnwise.memory.longterm.items.sql import SQLItems
+from turnwise.memory.longterm.items.sql_statements import Statements
 from turnwise.memory.longterm.memory_types import MemoryType
 from turnwise.memory.longterm.recall import passages, user_index
 from turnwise.memory.longterm.recall.analyzer import words
@@ -339,6 +341,75 @@ async def test_concurrent_recalls_share_one_call_of_the_embedding_function(make:
     assert embedding.calls == [20]
     assert await memory.recall_many([]) == []
     await memory.close()
+
+
+async def test_a_batch_gives_what_its_recalls_give_alone(make: MakeMemory) -> None:
+    memory, rand = make(), random.Random(8)
+    said = ["Anna sails to Oslo", "Who sails?", "the red boat leaks", "my dog Rex sleeps", "We met in May. " * 90, "ok"]
+    saves = [
+        (Scope(user_id=f"user-{number}"), [item(str(place), rand.choice(said)) for place in range(number)])
+        for number in range(12)
+    ]
+    await memory.remember_many(saves)
+    asked = ["When does Anna sail?", "Is it red? And who is Rex!", "Thanks! The boat, is it dry?", "xylophone", ""]
+    requests = [
+        Recall(scope=scope, query=query, limit=limit, is_reminder=limit == 3, per_category=limit == 1)
+        for scope, _ in saves
+        for query in asked
+        for limit in (1, 3, 10)
+    ]
+    rand.shuffle(requests)
+    alone = [(await memory.answer_many([request]))[0] for request in requests]
+    assert await memory.answer_many(requests) == alone
+    scores = [[entry.score for entry in answer.items] for answer in await memory.answer_many(requests)]
+    assert scores == [[entry.score for entry in answer.items] for answer in alone]
+    assert sum(map(bool, scores)) > len(requests) // 2
+
+
+class QuickEmbedding(HashEmbedding):
+    """Knows which threads have called it."""
+
+    is_quick = True
+
+    def __init__(self) -> None:
+        super().__init__(64)
+        self.callers: list[str] = []
+
+    def __call__(self, input: Sequence[str]) -> list[Any]:
+        self.callers.append(threading.current_thread().name)
+        return super().__call__(input)
+
+
+class SubclassOfQuick(QuickEmbedding):
+    """Says nothing about how quick it is."""
+
+
+@pytest.mark.parametrize(("kind", "is_on_loop"), [(QuickEmbedding, True), (SubclassOfQuick, False)])
+async def test_queries_are_embedded_by_the_loop_only_where_the_class_says_it_is_quick(
+    make: MakeMemory, kind: type[QuickEmbedding], is_on_loop: bool
+) -> None:
+    embedding = kind()
+    memory = make(embedding)
+    await memory.remember(ANN, [item("1", "a walrus")])
+    assert await ids(memory, "walrus") == ["1"]
+    embedding.callers.clear()
+    assert await ids(memory, "walrus") == ["1"]
+    assert {name == threading.current_thread().name for name in embedding.callers} == {is_on_loop}
+    embedding.callers.clear()
+    assert await ids(memory, "walrus " * 400) == ["1"]  # which takes longer
+    assert threading.current_thread().name not in embedding.callers
+
+
+async def test_an_error_of_a_quick_embedding_leaves_a_recall_by_words(
+    make: MakeMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedding = QuickEmbedding()
+    memory = make(embedding)
+    await memory.remember(ANN, [item("1", "a walrus")])
+    monkeypatch.setattr(embedding, "embed_query", None)
+    recall = await memory.recall(ANN, "walrus")
+    assert [entry.id for entry in recall] == ["1"]
+    assert "embedding function" in str(trouble_of(recall))
 
 
 async def test_a_small_cache_has_one_user_and_finds_all_items(
@@ -685,6 +756,31 @@ async def test_vectors_that_are_made_later_are_used_by_the_next_recall(
         assert await ids(memory, "Who is called Antje?") == ["1"]
     assert keys_read == [await memory.keys(ANN)], "read once"
     await memory.close()
+
+
+async def test_a_revision_is_read_again_once_anything_was_written(
+    make: MakeMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = make()
+    await memory.remember(ANN, [item("1", "a walrus")])
+    assert await ids(memory, "walrus") == ["1"]
+    revision, users_read = Statements.revision, list[str]()
+
+    def counted(statements: Statements, user_id: str) -> Revision:
+        users_read.append(user_id)
+        return revision(statements, user_id)
+
+    monkeypatch.setattr(Statements, "revision", counted)
+    assert await ids(memory, "walrus") == await ids(memory, "walrus") == ["1"]
+    assert users_read == []
+    another = make()
+    await another.remember(ANN, [item("2", "another walrus")])
+    assert sorted(await ids(memory, "walrus")) == ["1", "2"]
+    await another.forget(ANN, ["1"])
+    assert await ids(memory, "walrus") == ["2"]
+    await another.remember(Scope(user_id="bob"), [item("3", "a walrus of his")])
+    assert await ids(memory, "walrus") == ["2"]
+    assert await ids(memory, "walrus", Scope(user_id="bob")) == ["3"]
 
 
 async def test_a_recall_of_a_user_whose_index_is_current_reads_the_revision_once(

@@ -49,6 +49,9 @@ PUSHED = 50
 HELD = 512
 """Maximum vectors that wait in memory for the index. With more, `hold` waits until the index has them."""
 
+QUICK_S, QUICK_CHARS = 0.01, 1_000
+"""For how long the event loop embeds queries, and about how many characters of them between two looks at the time."""
+
 REST = 2.0
 """The pause after each step of a deletion, as a multiple of the step's duration."""
 
@@ -115,6 +118,26 @@ class ItemVectors:
         await asyncio.to_thread(self._index.close)
 
     # Computing
+
+    def at_once(self, queries: Sequence[str]) -> QueryVectors | None:
+        """Return the vectors of queries if the embedding function is quick; None if it is not, or if they take long.
+
+        For an event loop: a thread takes several times as long to begin and to be waited for.
+
+        Raises:
+            ConfigError: they have another dimension than the stored vectors.
+        """
+        if not queries or not self._index.is_quick or self._is_paused() or not self._index.is_ready:
+            return None
+        try:
+            vectors = _embedded_quickly(self._index.embed_queries, queries)
+        except StoreError as error:
+            self._pause(error)
+            return None, str(error)
+        if vectors is None:
+            return None
+        self._index.check_dimensions(vectors)
+        return vectors, None
 
     def begin(self, texts: Sequence[str], *, queries: bool = False) -> Making | None:
         """Begin to compute the vectors of texts or queries on a thread; None if there can be none now."""
@@ -358,6 +381,29 @@ class ItemVectors:
         if self._rival:
             return
         self.trouble, self._again_at = str(error), time.monotonic() + self._pause_s
+
+
+def _embedded_quickly(
+    embed: Callable[[Sequence[str]], NDArray[np.float32]], texts: Sequence[str]
+) -> NDArray[np.float32] | None:
+    """Return the vectors of texts; None if a text is long, or once `QUICK_S` are over."""
+    if max(map(len, texts)) > QUICK_CHARS:
+        return None
+    if sum(map(len, texts)) <= QUICK_CHARS:
+        return embed(texts)
+    import numpy as np
+
+    batches, start, until = [], 0, time.monotonic() + QUICK_S
+    while start < len(texts):
+        if time.monotonic() > until:
+            return None
+        stop, chars = start + 1, len(texts[start])
+        while stop < len(texts) and chars < QUICK_CHARS:
+            chars += len(texts[stop])
+            stop += 1
+        batches.append(embed(texts[start:stop]))
+        start = stop
+    return np.concatenate(batches)
 
 
 def _embedded(

@@ -27,7 +27,12 @@ MAX_EMBEDDED = 8_000
 
 
 class EmbeddingFunction(Protocol):
-    """The protocol of Chroma's embedding functions: turns texts into vectors of one dimension, in order."""
+    """The protocol of Chroma's embedding functions: turns texts into vectors of one dimension, in order.
+
+    If its class has `is_quick = True`, the event loop computes the vectors of queries: set it only where a vector takes
+    a tenth of a millisecond and nothing is waited for, such as where words are looked up in a table. Subclasses do not
+    inherit it, since what they add may wait.
+    """
 
     def __call__(self, input: Any) -> Any:
         """Return a vector for each text."""
@@ -68,6 +73,11 @@ class VectorIndex:
         """Whether vectors can be made: the attribute `is_ready` of the embedding function, True if it has none."""
         return bool(getattr(self._function, "is_ready", True))
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether an event loop may compute vectors: see `EmbeddingFunction`."""
+        return vars(type(self._function)).get("is_quick") is True
+
     def embed(self, texts: Sequence[str]) -> Array:
         """Return the texts' vectors, one a row, each of length 1. One call of the embedding function.
 
@@ -87,12 +97,14 @@ class VectorIndex:
             return np.zeros((0, self._vectors.dimensions or 0), np.float32)
         with translated(f"embedding function {self.embedding}"):
             vectors = np.asarray(function([text[:MAX_EMBEDDED] for text in texts]), dtype=np.float32)
-        if vectors.ndim != 2 or len(vectors) != len(texts) or not np.isfinite(vectors).all():  # noqa: PLR2004
+        lengths: Any = None
+        if vectors.ndim == 2 and len(vectors) == len(texts):  # noqa: PLR2004
+            lengths = np.sqrt(np.add.reduce(vectors * vectors, axis=1, keepdims=True))
+        if lengths is None or not (np.isfinite(lengths).all() or np.isfinite(vectors).all()):
             raise StoreError(
                 f"embedding function {self.embedding}: it returned {vectors.shape} for {len(texts)} texts, "
                 "not a vector of finite numbers for each"
             )
-        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         unit: Array = vectors / np.maximum(lengths, 1e-12)
         return unit
 

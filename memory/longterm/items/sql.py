@@ -28,6 +28,9 @@ from turnwise.memory.values.required_arguments import needs
 
 Result = TypeVar("Result")
 
+_MOST_REVISIONS = 10_000
+"""About the most users' revisions in memory."""
+
 AT_ONCE = 200
 """How many items of a session or user are deleted in one transaction."""
 
@@ -68,6 +71,9 @@ class SQLItems(SecureDeleteDatabase):
         self._space = checked_space(space)
         self._revision_connection: Any = None
         """The driver's connection of `revisions`, which waits for no lock; opened by the first `load`."""
+        self._revisions: dict[str, Revision] = {}
+        """Users' revisions as of `_data_version`."""
+        self._data_version = -1
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), **self._settings, space=self._space), ()
@@ -221,8 +227,16 @@ class SQLItems(SecureDeleteDatabase):
             return None
         try:
             self._check_after()
-            statements = Statements(self._revision_connection.cursor(), self._space)
-            return {user_id: statements.revision(user_id) for user_id in users}
+            cursor = self._revision_connection.cursor()
+            # Another one after each commit of another connection, also of another process; this one writes nothing.
+            (version,) = cursor.execute("PRAGMA data_version").fetchone()
+            if version != self._data_version or len(self._revisions) > _MOST_REVISIONS:
+                self._revisions, self._data_version = {}, version
+            statements, known = Statements(cursor, self._space), self._revisions
+            for user_id in users:
+                if user_id not in known:
+                    known[user_id] = statements.revision(user_id)
+            return {user_id: known[user_id] for user_id in users}
         except (StoreError, self._driver.Error):
             return None
 

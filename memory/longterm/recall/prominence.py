@@ -45,8 +45,11 @@ def spread_out(near: Similarities | None, text: str, *, is_reminder: bool) -> Si
     if near is None:
         return None
     query, (_, own, with_names) = parse(text), vector_texts(text, is_reminder=is_reminder)
-    of_texts = near.similarities[:own].copy()
-    of_texts[list(with_names)] = (of_texts[list(with_names)] + near.similarities[own:]) / 2
+    of_texts = near.similarities
+    if with_names:
+        places = list(with_names)
+        of_texts = near.similarities[:own].copy()
+        of_texts[places] = (of_texts[places] + near.similarities[own:]) / 2
     if near.prominences is None:
         return Similarities(of_texts, None, near.common)
     with_vectors, count = query.told_apart(), len(query.parts)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from turnwise.memory.longterm.recall.analyzer import GERMAN, language_of, stems_of, words
+from turnwise.memory.longterm.recall.analyzer import GERMAN, asks, language_of, stems_of, words
 from turnwise.memory.longterm.recall.word_frequency import log_frequency
 
 MAX_CHARS = 8_000
@@ -49,6 +49,8 @@ class Query:
     """The positions of each part's terms."""
     texts: tuple[str, ...]
     """The text of each part, for its vector."""
+    asks: tuple[bool, ...]
+    """Of each part, whether it is a question."""
     words: tuple[str, ...]
     """All of its words, in order."""
     language: str
@@ -77,6 +79,11 @@ def vector_texts(text: str, *, is_reminder: bool) -> VectorTexts:
     Args:
         is_reminder: whether it is a prompt, of which only the sentences are compared.
     """
+    return (_vector_texts if len(text) <= MAX_CHARS else _vector_texts.__wrapped__)(text, is_reminder)
+
+
+@lru_cache(maxsize=512)
+def _vector_texts(text: str, is_reminder: bool) -> VectorTexts:
     query = parse(text)
     sentences = [query.texts[part] for part in query.told_apart()]
     texts = sentences if is_reminder else [text, *(sentences if len(sentences) > 1 else ())]
@@ -123,7 +130,14 @@ def _parse(text: str) -> Query:
     for window_text, window in windows:
         if part := tuple(dict.fromkeys(places[word] for word in window if word in places)):
             texts_by_part.setdefault(part, window_text)
-    return Query(tuple(rarest), tuple(texts_by_part), tuple(texts_by_part.values()), tuple(query_words), language)
+    return Query(
+        terms=tuple(rarest),
+        parts=tuple(texts_by_part),
+        texts=tuple(texts_by_part.values()),
+        asks=tuple(map(asks, texts_by_part.values())),
+        words=tuple(query_words),
+        language=language,
+    )
 
 
 @lru_cache(maxsize=100_000)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from turnwise.errors import ConfigError
 
@@ -143,11 +143,10 @@ class Passages:
 class QueryTerms:
     """A query as numbers, matched against the passages."""
 
-    terms: Places
-    """Numbers of terms, in ascending order. With `places`, pairs of a term and a passage that has it; a pair may occur
-    twice."""
     places: Places
-    """For each entry of `terms`, the passage that has the term."""
+    """The passages that have a term: those of the first one, then those of the next; some twice."""
+    counts: Sequence[int]
+    """For each term, how many of `places` are its own."""
     log_frequencies: Sequence[float]
     """For each term, the logarithm of its general frequency in its language."""
     is_corrected: Sequence[bool]
@@ -172,8 +171,8 @@ class Ranked:
     """How many passages each item has."""
     scores: Numbers
     """Of each item, from 0 to 1."""
-    passage_scores: Numbers
-    """Of all passages, in nats."""
+    passage_scores: Numbers | None
+    """Of all passages, in nats; None if each item has only one."""
 
 
 class Matched:
@@ -190,32 +189,50 @@ class Matched:
         self._passages = passages
         self._weights = weights
         self._items = passages.by_item(weights)
-        logs = np.array(query.log_frequencies)
-        is_present = np.bincount(query.terms, minlength=len(logs)) > 0
-        self.present, rows = np.flatnonzero(is_present), np.cumsum(is_present) - 1
+        self.present = [term for term, count in enumerate(query.counts) if count]
         """The terms that some item has, in ascending order."""
         self._has = np.zeros((len(self.present), len(passages.items)))
         """Of each of these terms, and each passage, 1 if the passage has it; else 0. `_in_items`: of each item."""
-        self._has[rows[query.terms], query.places] = 1.0
-        telling = np.minimum(np.maximum((-logs - weights.common) / (weights.rare - weights.common), 0.0), 1.0)
-        self._is_part = np.zeros((len(query.parts), len(logs)))
-        for row, terms in enumerate(query.parts):
-            self._is_part[row, list(terms)] = 1.0
-        self._general = -logs * telling
-        """Of each term, the nats that it has by its general frequency."""
-        self._has_content = self._is_part @ self._general >= weights.least
-        """Of each sentence, whether it says anything, unlike a greeting."""
-        telling *= np.where(np.array(query.is_corrected), weights.corrected, 1.0)
+        rows = np.repeat(np.arange(len(self.present)), [query.counts[term] for term in self.present])
+        self._has[rows, query.places] = 1.0
         self._in_items = self._items.best(self._has)
-        expected = weights.background * np.minimum(1.0, weights.text_words * np.exp(logs))
-        counts = np.zeros(len(logs))
-        counts[self.present] = self._in_items.sum(axis=1)
+        counts = [0.0] * len(query.counts)
+        for term, count in zip(self.present, np.add.reduce(self._in_items, axis=1).tolist(), strict=True):
+            counts[term] = count
+        self._general: list[float] = []
+        """Of each term, the nats that it has by its general frequency."""
+        nats: list[float] = []
         size = len(self._items)
-        rarity = np.maximum(-np.log((counts + expected + 0.5) / (size + weights.background + 1)), 0.0)
-        self._nats = rarity * telling
+        for log, is_corrected, count in zip(query.log_frequencies, query.is_corrected, counts, strict=True):
+            telling = _telling(log, weights)
+            self._general.append(-log * telling)
+            telling *= weights.corrected if is_corrected else 1.0
+            expected = weights.background * min(1.0, weights.text_words * math.exp(log))
+            rarity = max(-math.log((count + expected + 0.5) / (size + weights.background + 1)), 0.0)
+            nats.append(rarity * telling)
+        self._nats = np.array(nats)
         """Of each term, the nats that an item gains that has it."""
-        around = self._items.around(self._items.of_best(self._has, self._nats[self.present]), weights.around)
+        self._present_nats = self._nats[self.present]
+        around = self._items.around(self._items.of_best(self._has, self._present_nats), weights.around)
         self._frequency = self._has + self._items.of_each_passage(around)
+
+    @cached_property
+    def _is_part(self) -> Numbers:
+        """Of each sentence, a row, and each term, 1 if the sentence has it; else 0."""
+        import numpy as np
+
+        is_part = np.zeros((len(self._query.parts), len(self._nats)))
+        for row, terms in enumerate(self._query.parts):
+            is_part[row, list(terms)] = 1.0
+        return is_part
+
+    @cached_property
+    def _has_content(self) -> NDArray[np.bool_]:
+        """Of each sentence, whether it says anything, unlike a greeting."""
+        import numpy as np
+
+        result: NDArray[np.bool_] = self._is_part @ np.array(self._general) >= self._weights.least
+        return result
 
     def rank(
         self,
@@ -246,30 +263,16 @@ class Matched:
 
         if not len(self._items) or limit <= 0 or not len(self._nats):
             return self._nothing()
-        parts, rows, is_near = np.ones((1, len(self._nats))), similarities, None
-        shares = np.ones(1)
-        if not is_reminder and len(self._is_part) > 1:
-            stands_out = self._standing_out(prominences)
-            parts = np.concatenate([parts, self._is_part[stands_out]])
-            shares = np.append(_WHOLE, self._shares(stands_out, prominences))
-            if rows is not None:
-                of_sentences = rows[1:] if len(rows) > 1 else np.full((len(stands_out), rows.shape[1]), np.nan)
-                rows = np.concatenate([rows[:1], of_sentences[stands_out]])
-        by_words = np.ones(len(parts), dtype=bool)
-        if is_reminder:
-            stands_out = self._standing_out(prominences)
-            if not (stands_out.any() or self._query.named):
-                return self._nothing()
-            by_words, shares = self._standing_out(None)[stands_out], self._shares(stands_out, prominences)
-            parts, rows = self._is_part[stands_out], None if similarities is None else similarities[stands_out]
-            if prominences is not None:
-                is_near = prominences[stands_out] >= self._weights.prominence
+        sentences = self._ranked_sentences(similarities, prominences, is_reminder=is_reminder)
+        if sentences is None:
+            return self._nothing()
+        nats, rows, shares, is_near, by_words = sentences
         saturation = self._weights.saturation
         saturated = self._frequency * (saturation + 1) / (self._frequency + saturation)
-        words_of_passages = (parts * self._nats)[:, self.present] @ saturated
+        words_of_passages = nats @ saturated
         words = self._items.best(words_of_passages)
         is_relevant = words > 0
-        words = np.maximum(words - self._items.chances, 0.0)
+        words = self._items.less_chance(words)
         if len(self._query.speakers):
             words[:, self._items.of_passages[self._query.speakers]] *= 1 + self._weights.speaker
         near = rows if rows is None or common is None else rows - _COMMON * common
@@ -278,28 +281,80 @@ class Matched:
             is_relevant |= self._items.best(is_near.astype(float)) > 0
         elif rows is not None and not is_reminder:
             is_relevant |= self._items.best(rows) > 0
-        of_names = self._of_names()
-        is_named = of_names > 0
+        of_names = is_named = None
         if self._query.named:
+            of_names = self._of_names()
+            is_named = of_names > 0
             is_relevant |= is_named
             scores = np.where(is_named, np.maximum(scores, 0.0) + of_names, scores)
         scores = np.where(is_relevant, scores, -np.inf)
-        best = np.maximum(scores.max(axis=0, initial=-np.inf), np.where(is_named, of_names, -np.inf))
+        best = scores[0] if len(scores) == 1 else np.maximum.reduce(scores, axis=0, initial=-np.inf)
+        if of_names is not None and is_named is not None:
+            best = np.maximum(best, np.where(is_named, of_names, -np.inf))
         in_order = self._in_order(scores, best, is_named, shares)
-        selected = np.isfinite(best)
-        of_group = None if groups is None else groups[self._items.starts]
-        members = [selected] if of_group is None else [selected & (of_group == group) for group in np.unique(of_group)]
-        if is_reminder:
-            members = [group & ~self._look_alikes(group, scores, by_words) for group in members]
-        order = np.concatenate([in_order[group[in_order]][:limit] for group in members])
-        order = order[np.argsort(-best[order], kind="stable")]
-        nats = np.maximum(best[order], 0.0)
+        if groups is None and by_words is None:
+            order = in_order[:limit] if len(scores) == 1 else in_order
+            order = order[best[order] > -np.inf][:limit]
+        else:
+            members = self._members(best, groups)
+            if by_words is not None:
+                members = [group & ~self._look_alikes(group, scores, by_words) for group in members]
+            order = np.concatenate([in_order[group[in_order]][:limit] for group in members])
+        if len(scores) > 1 or self._query.named or groups is not None:
+            order = order[np.argsort(-best[order], kind="stable")]
+        nats_of_best = np.maximum(best[order], 0.0)
         return Ranked(
             places=self._items.starts[order],
             counts=self._items.counts[order],
-            scores=nats / (nats + _HALF),
-            passage_scores=words_of_passages.max(axis=0, initial=0.0) + _of_rows(rows),
+            scores=nats_of_best / (nats_of_best + _HALF),
+            passage_scores=None
+            if self._items.has_one_passage_each
+            else words_of_passages.max(axis=0, initial=0.0) + _of_rows(rows),
         )
+
+    def _ranked_sentences(
+        self, similarities: Numbers | None, prominences: Numbers | None, *, is_reminder: bool
+    ) -> _Sentences | None:
+        """Return what is ranked by: the query as a whole, and its sentences that stand out; for a reminder only these.
+
+        None for a reminder for which none stands out.
+        """
+        import numpy as np
+
+        whole = self._present_nats[np.newaxis]
+        if not is_reminder and len(self._query.parts) <= 1:
+            return _Sentences(whole, similarities, np.ones(1))
+        stands_out, rows = self._standing_out(prominences), similarities
+        if is_reminder:
+            if not (stands_out.any() or self._query.named):
+                return None
+            return _Sentences(
+                self._nats_of_parts(stands_out),
+                None if rows is None else rows[stands_out],
+                self._shares(stands_out, prominences),
+                None if prominences is None else prominences[stands_out] >= self._weights.prominence,
+                self._standing_out(None)[stands_out],
+            )
+        if rows is not None:
+            of_sentences = rows[1:] if len(rows) > 1 else np.full((len(stands_out), rows.shape[1]), np.nan)
+            rows = np.concatenate([rows[:1], of_sentences[stands_out]])
+        nats = np.concatenate([whole, self._nats_of_parts(stands_out)])
+        return _Sentences(nats, rows, np.append(_WHOLE, self._shares(stands_out, prominences)))
+
+    def _members(self, best: Numbers, groups: NDArray[np.int8] | None) -> list[NDArray[np.bool_]]:
+        """Return which items each group has that have a score."""
+        import numpy as np
+
+        selected = np.isfinite(best)
+        if groups is None:
+            return [selected]
+        of_group = groups[self._items.starts]
+        return [selected & (of_group == group) for group in np.unique(of_group)]
+
+    def _nats_of_parts(self, which: NDArray[np.bool_]) -> Numbers:
+        """Return the nats of the terms in `present`, of these sentences."""
+        nats: Numbers = (self._is_part[which] * self._nats)[:, self.present]
+        return nats
 
     def items_with_terms(self, places: Places) -> Numbers:
         """Return of each of `present`, a row, and each of some items, 1 if the item has the term; else 0.
@@ -309,7 +364,7 @@ class Matched:
         """
         return self._in_items[:, self._items.of_passages[places]]
 
-    def _in_order(self, scores: Numbers, best: Numbers, is_named: NDArray[np.bool_], shares: Numbers) -> Places:
+    def _in_order(self, scores: Numbers, best: Numbers, is_named: NDArray[np.bool_] | None, shares: Numbers) -> Places:
         """Return the places of all items: the best of each sentence in turn, and of these the best.
 
         So two questions in one prompt both have their answers.
@@ -320,11 +375,12 @@ class Matched:
         import numpy as np
 
         orders = np.argsort(-scores, axis=1, kind="stable")
-        if len(orders) == 1 and not self._query.named:
+        if len(orders) == 1 and is_named is None:
             in_order: Places = orders[0]
             return in_order
         turns = ((np.argsort(orders, axis=1) + 1) / shares[:, np.newaxis]).min(axis=0, initial=np.inf)
-        turns[is_named] = 0
+        if is_named is not None:
+            turns[is_named] = 0
         return np.lexsort((-best, turns))
 
     def _shares(self, stands_out: NDArray[np.bool_], prominences: Numbers | None) -> Numbers:
@@ -367,11 +423,10 @@ class Matched:
         once = np.minimum(self._frequency, 1.0)
         nats = self._is_part * self._nats
         matched = nats[:, self.present] @ once
-        if not len(self.present):
-            matched = np.zeros((len(self._is_part), once.shape[1]))
         places = matched.argmax(axis=1)
         shared = matched[np.arange(len(places)), places]
-        general = ((self._is_part * self._general)[:, self.present] * once[:, places].T).sum(axis=1)
+        general_nats = (self._is_part * np.array(self._general))[:, self.present]
+        general = (general_nats * once[:, places].T).sum(axis=1)
         return shared, general, nats.sum(axis=1)
 
     def _with_vectors(self, words: Numbers, similarities: Numbers) -> Numbers:
@@ -419,8 +474,22 @@ class Matched:
         import numpy as np
 
         none = np.zeros(0, np.int64)
-        passage_scores = np.zeros(len(self._passages.items))
-        return Ranked(places=none, counts=none, scores=np.zeros(0), passage_scores=passage_scores)
+        return Ranked(places=none, counts=none, scores=np.zeros(0), passage_scores=None)
+
+
+class _Sentences(NamedTuple):
+    """What items are ranked by, a row for each: the query as a whole, or some of its sentences."""
+
+    nats: Numbers
+    """The nats of each term of `Matched.present`."""
+    similarities: Numbers | None
+    """The similarities of each passage; None without vectors."""
+    shares: Numbers
+    """See `Matched._in_order`."""
+    is_near: NDArray[np.bool_] | None = None
+    """For a reminder with vectors: whether each passage is prominent."""
+    by_words: NDArray[np.bool_] | None = None
+    """For a reminder: whether the sentence stands out by its words."""
 
 
 class _Items:
@@ -451,6 +520,8 @@ class _Items:
             same = sessions[step:] == sessions[:-step]
             if same.any():
                 self._steps.append((step, same * _FADE ** (step - 1)))
+        self._factors: dict[float, list[tuple[int, Numbers, Numbers]]] = {}
+        """What `around` multiplies with, by its weight."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -490,6 +561,12 @@ class _Items:
         nearest: Numbers = np.maximum(self.best(similarities) - chance, mean)
         return nearest
 
+    def less_chance(self, values: Numbers) -> Numbers:
+        """Return values of items less the nats that are the chance of several passages; at least 0."""
+        import numpy as np
+
+        return values if self.has_one_passage_each else np.maximum(values - self.chances, 0.0)
+
     def of_each_passage(self, values: Numbers) -> Numbers:
         """Return the value of each passage's item, of rows of items."""
         import numpy as np
@@ -505,11 +582,21 @@ class _Items:
         import numpy as np
 
         total = np.zeros_like(values)
+        for step, of_before, of_after in self._factors.get(weight) or self._new_factors(weight):
+            total[..., step:] += of_before * values[..., :-step]
+            total[..., :-step] += of_after * values[..., step:]
+        return total
+
+    def _new_factors(self, weight: float) -> list[tuple[int, Numbers, Numbers]]:
+        """Return how much each item has of the one so many steps before, and of the one after."""
+        import numpy as np
+
+        factors = []
         for step, faded in self._steps:
             before = np.where(self._asks, max(self._asked, weight), weight)[:-step] if step == 1 else weight
-            total[..., step:] += before * faded * values[..., :-step]
-            total[..., :-step] += weight * faded * values[..., step:]
-        return total * self._alone
+            factors.append((step, before * faded * self._alone[step:], weight * faded * self._alone[:-step]))
+        self._factors[weight] = factors
+        return factors
 
 
 def _of_rows(similarities: Numbers | None) -> Numbers | float:
@@ -526,14 +613,15 @@ def _centred(values: Numbers) -> tuple[Numbers, Numbers]:
     """Return values less the mean of their row, 0 for NaN, and the standard deviation of each row."""
     import numpy as np
 
-    is_known = np.isfinite(values)
-    if is_known.all():
-        counts = max(values.shape[1], 1)
-        apart = values - values.sum(axis=1, keepdims=True) / counts
+    sums = np.add.reduce(values, axis=1, keepdims=True)
+    counts = max(values.shape[1], 1)
+    if all(map(math.isfinite, sums[:, 0].tolist())):
+        apart = values - sums / counts
     else:
+        is_known = np.isfinite(values)
         counts = np.maximum(is_known.sum(axis=1, keepdims=True), 1)
         apart = np.where(is_known, values - np.where(is_known, values, 0.0).sum(axis=1, keepdims=True) / counts, 0.0)
-    return apart, np.sqrt((apart**2).sum(axis=1, keepdims=True) / counts)
+    return apart, np.sqrt(np.add.reduce(apart * apart, axis=1, keepdims=True) / counts)
 
 
 def _telling(log_frequency: float, weights: Weights) -> float:

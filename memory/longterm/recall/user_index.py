@@ -84,6 +84,7 @@ class Arrival:
 
 
 _NO_POSITIONS = np.zeros(0, dtype=np.int64)
+_NO_NUMBERS = np.zeros(0)
 
 _ROOM = 64
 """The least number of vectors to reserve space for."""
@@ -135,6 +136,8 @@ class UserIndex:
         """The standing wishes in the items, with their rows."""
         self._latest_time = 0.0
         self._text_bytes = 0
+        self._common_by_serial = self._common_by_passage = _NO_NUMBERS
+        """What `_common` has computed, and what it is computed from."""
 
     def grown(self, revision: Revision, more: Sequence[Row]) -> UserIndex:
         """Return the index of a later revision, with these rows added, each of a number that no row here has."""
@@ -251,12 +254,19 @@ class UserIndex:
         return Similarities(
             self._by_passage(similarities),
             None if prominences is None else self._by_passage(prominences),
-            self._words.common(len(self._positions))[self._serials],
+            self._common(),
         )
+
+    def _common(self) -> Numbers:
+        """Return what `common_of` does of the passages in their order."""
+        common = self._words.common(len(self._positions))
+        if self._common_by_serial is not common:
+            self._common_by_serial, self._common_by_passage = common, common[self._serials]
+        return self._common_by_passage
 
     def _by_passage(self, values: Numbers) -> Numbers:
         """Return values of the passages in their order, given in the order in which they were added."""
-        return values[:, self._serials]
+        return values if self._is_in_order else values[:, self._serials]
 
     @cached_property
     def _serials(self) -> Places:
@@ -264,6 +274,11 @@ class UserIndex:
         serials, stays = np.empty(len(self.rows), dtype=np.int64), self._positions >= 0
         serials[self._positions[stays]] = np.flatnonzero(stays)
         return serials
+
+    @cached_property
+    def _is_in_order(self) -> bool:
+        """Whether the passages stand in the order in which they were added."""
+        return bool(np.array_equal(self._serials, np.arange(len(self._positions))))
 
     @cached_property
     def arranged(self) -> Passages:
@@ -279,7 +294,7 @@ class UserIndex:
             expired: numbers of rows that are left out.
         """
         hits = self._words.find(query, len(self._positions))
-        terms, places = hits.terms, self._positions[hits.serials]
+        places, counts = self._positions[hits.serials], hits.counts
         speakers = self._positions[hits.speakers]
         named_places = [(int(self._positions[serial]), logs) for serial, logs in hits.named]
         passages = self.arranged
@@ -287,17 +302,17 @@ class UserIndex:
         if visible is not None:
             new = np.cumsum(visible) - 1
             is_visible = visible[places]
-            terms, places = terms[is_visible], new[places[is_visible]]
+            places, counts = new[places[is_visible]], _counts_of(counts, is_visible)
             speakers = new[speakers[visible[speakers]]]
             named_places = [(int(new[place]), logs) for place, logs in named_places if visible[place]]
             passages = passages.only(visible)
         numbers = QueryTerms(
-            terms=terms,
             places=places,
+            counts=counts,
             log_frequencies=hits.log_frequencies,
             is_corrected=hits.is_corrected,
             parts=query.parts,
-            asks=[asks(text) for text in query.texts],
+            asks=query.asks,
             speakers=speakers,
             named=named_places,
         )
@@ -349,7 +364,7 @@ class UserIndex:
 
     def _shown(self, match: Match, ranked: Ranked) -> list[MemoryItem]:
         """Return the ranked items with their scores, their relevant passages, and the words of the query they have."""
-        words = [match.query.terms[term].word for term in match.matched.present.tolist()]
+        words = [match.query.terms[term].word for term in match.matched.present]
         in_index = None if match.visible is None else np.flatnonzero(match.visible)
         has_words = match.matched.items_with_terms(ranked.places).T.tolist()
         items: list[MemoryItem] = []
@@ -357,7 +372,7 @@ class UserIndex:
             ranked.places.tolist(), ranked.counts.tolist(), ranked.scores.tolist(), has_words, strict=True
         ):
             best = [first]
-            if count > 1:
+            if count > 1 and ranked.passage_scores is not None:
                 passage_scores = ranked.passage_scores[first : first + count]
                 order = np.argsort(-passage_scores, kind="stable")[:MOST_PASSAGES]
                 best = (first + order[passage_scores[order] >= AS_GOOD * passage_scores.max()]).tolist()
@@ -435,8 +450,10 @@ class _Hits:
     """The matches of a query in some items."""
 
     def __init__(self) -> None:
-        self.terms = self.serials = _NO_POSITIONS
-        """Pairs of a term's number, ascending, and a passage that has it; some twice."""
+        self.serials = _NO_POSITIONS
+        """The passages that have a term: those of the first one, then those of the next; some twice."""
+        self.counts: list[int] = []
+        """For each term, how many of `serials` are its own."""
         self.log_frequencies: list[float] = []
         self.is_corrected: list[bool] = []
         self.speakers = _NO_POSITIONS
@@ -641,9 +658,9 @@ class _Words:
         corrections: dict[str, str] = {}
         compared = 0
         # Copies, as nothing can be added to an array while numpy looks at it.
-        serials, stops = array("q"), [0]
+        serials = array("q")
         for term in query.terms:
-            meant_stems, log, right = term.stems, term.log_frequency, None
+            meant_stems, log, right, before = term.stems, term.log_frequency, None, len(serials)
             if not self._add_serials(serials, meant_stems, count) and compared < COMPARED:
                 alike = self._similar_words(term)
                 compared += len(alike)
@@ -651,16 +668,17 @@ class _Words:
                     corrections[term.word] = right
                     meant_stems, log = stems([right])[0], log_frequency(right, term.language)
                     self._add_serials(serials, meant_stems, count)
-            stops.append(len(serials))
+            hits.counts.append(len(serials) - before)
             hits.log_frequencies.append(log)
             hits.is_corrected.append(right is not None)
             for meant_stem in meant_stems:
                 if speaking := self._speakers.get(meant_stem):
                     speakers.update(speaking[:])
-        pairs = np.repeat(np.arange(len(query.terms)), np.diff(stops)), np.frombuffer(serials, dtype=np.int64)
-        is_there = pairs[1] < count
-        hits.terms, hits.serials = pairs[0][is_there], pairs[1][is_there]
-        hits.speakers = np.array(sorted(serial for serial in speakers if serial < count), dtype=np.int64)
+        hits.serials = np.frombuffer(serials, dtype=np.int64)
+        if not (is_there := hits.serials < count).all():
+            hits.serials, hits.counts = hits.serials[is_there], _counts_of(hits.counts, is_there)
+        if speakers:
+            hits.speakers = np.array(sorted(serial for serial in speakers if serial < count), dtype=np.int64)
         if self._names:
             hits.named = self._named([stem(corrections.get(word, word)) for word in query.words], count)
         return hits
@@ -738,6 +756,13 @@ class _Words:
             self._speakers.setdefault(stemmed, []).append(serial)
         for phrase, rarest in item_words.names:
             self._names.setdefault(phrase[0], []).append((phrase, rarest, serial))
+
+
+def _counts_of(counts: Sequence[int], is_left: NDArray[np.bool_]) -> list[int]:
+    """Return how many of each term's passages are left, given how many there were, and which of all are left."""
+    terms = np.repeat(np.arange(len(counts)), counts)[is_left]
+    left: list[int] = np.bincount(terms, minlength=len(counts)).tolist()
+    return left
 
 
 def arrivals_of(rows: Iterable[Row]) -> list[Arrival]:

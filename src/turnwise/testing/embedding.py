@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -43,6 +42,9 @@ class HashEmbedding:
     Raises:
         ConfigError: `dimensions` is out of its range.
     """
+
+    is_quick = True
+    """See `EmbeddingFunction`."""
 
     def __init__(self, dimensions: int = 384) -> None:
         if not (isinstance(dimensions, int) and _FEWEST <= dimensions <= _MOST):
@@ -101,13 +103,15 @@ class HashEmbedding:
     def _embed(self, text: str) -> NDArray[np.float32]:
         import numpy as np
 
-        word_hashes, word_weights = [], []
-        for word, count in (Counter(words(text)) or {"": 1}).items():
-            hashes, weights = _features(word)
-            word_hashes.append(hashes)
-            word_weights.append(weights * (1 + np.log(count)))
-        positions = np.concatenate(word_hashes) % self._dimensions
-        vector = np.bincount(positions, np.concatenate(word_weights), self._dimensions)
+        word_counts: dict[str, int] = {}
+        for word in words(text) or ("",):
+            word_counts[word] = word_counts.get(word, 0) + 1
+        positions, weights = [], []
+        for word, count in word_counts.items():
+            word_positions, word_weights = _features(word, self._dimensions)
+            positions.append(word_positions)
+            weights.append(word_weights * (1 + np.log(count)) if count > 1 else word_weights)
+        vector = np.bincount(np.concatenate(positions), np.concatenate(weights), self._dimensions)
         length = np.sqrt(vector @ vector)
         if length < 1e-9:  # noqa: PLR2004 - all features cancel each other out
             vector[0] = length = 1.0
@@ -123,8 +127,8 @@ def register() -> None:
 
 
 @lru_cache(maxsize=20_000)
-def _features(word: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the hashes and the signed weights of a word's features. A hash modulo `dimensions` is a position."""
+def _features(word: str, dimensions: int) -> tuple[NDArray[np.uint16], NDArray[np.float64]]:
+    """Return the positions in a vector, and the signed weights, of a word's features."""
     import numpy as np
 
     framed = f"<{word}>"
@@ -136,4 +140,4 @@ def _features(word: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     numbers = np.frombuffer(digests, dtype="<u4")
     signs = np.where(numbers >> 31, 1.0, -1.0)
     weights = np.repeat(np.array([weight for _, weight in named_weights]), SLOTS)
-    return (numbers & 0x7FFFFFFF).astype(np.int64), signs * weights * scale
+    return ((numbers & 0x7FFFFFFF) % dimensions).astype(np.uint16), signs * weights * scale

@@ -96,7 +96,9 @@ class TokenIndex:
             CorruptRecordError: the cache lacks some of the blocks.
         """
         for span in self.missing(spans):
-            self.add(span.log, span.start, cache.read([span]))
+            stretch = self._stretch(span.log, span.start)
+            for block in cache.read([span]):
+                stretch.add(type(block), self._counter.count(block))
 
     def missing(self, spans: Iterable[Span]) -> Spans:
         """Return the parts of `spans` that are not counted."""

@@ -36,6 +36,9 @@ from turnwise.memory.stores.sql.sqlite_file import begin_writing
 from turnwise.memory.stores.sql.statements import Row, Statement, Statements
 from turnwise.memory.stores.sql.texts import TextIndex, TextRow
 
+SMALL_CHARS = 32_768
+"""How many characters of blocks a small commit has at most."""
+
 
 @dataclass(frozen=True)
 class _CountRow:
@@ -71,6 +74,8 @@ class CommitRows:
     """The indices of turns whose texts are deleted first."""
     wipes: bool
     """Whether nothing of deleted texts may stay in the file."""
+    is_small: bool
+    """Whether it only adds, and not much, as most commits do."""
 
 
 class CommitWriter:
@@ -152,6 +157,8 @@ class CommitWriter:
             texts=tuple(self._texts.row_of(key, of.user_id, text) for text in commit.texts),
             turns_without_texts=tuple({*commit.dropped_turns, *commit.dropped_texts}),
             wipes=bool(commit.cleared_blocks),
+            is_small=not (compared or commit.dropped_turns or commit.cleared_blocks or commit.deliveries)
+            and sum(map(len, commit.blocks)) <= SMALL_CHARS,
         )
 
     def write(self, cursor: Any, group: Sequence[CommitRows]) -> list[Exception | None]:

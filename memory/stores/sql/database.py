@@ -83,8 +83,8 @@ class SQLDatabase(Shared):
 
     A write is on disk when the call returns (SQLite: WAL, synchronous FULL). Statements run on the store's own threads:
     one for SQLite, `connections` for PostgreSQL; or in callers' threads, as many at once: see `_here`, and
-    `SQLStore._commit_here`. Many processes may use one database at once; a SQLite file belongs to one machine. The tables
-    are created or migrated at first use.
+    `SQLStore._commit_here`. Many processes may use one database at once; a SQLite file belongs to one machine. The
+    tables are created or migrated at first use.
 
     **Failures and timeouts.** A call that cannot be carried out raises StoreError after at most `3 * lock_timeout_s`,
     of which at most `lock_timeout_s` passes before the call begins. The next call tries again and replaces dead

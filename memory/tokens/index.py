@@ -96,9 +96,7 @@ class TokenIndex:
             CorruptRecordError: the cache lacks some of the blocks.
         """
         for span in self.missing(spans):
-            stretch = self._stretch(span.log, span.start)
-            for block in cache.read([span]):
-                stretch.add(type(block), self._counter.count(block))
+            self.add(span.log, span.start, cache.read([span]))
 
     def missing(self, spans: Iterable[Span]) -> Spans:
         """Return the parts of `spans` that are not counted."""

@@ -28,7 +28,7 @@ DRAIN_S = 0.05
 
 
 class DedicatedHost:
-    """One session on one event loop, which nothing blocks; all requests arrive by `call`.
+    """One session on one event loop, which nothing blocks for long; all requests arrive by `call`.
 
     Calls may start in any order, so none relies on an earlier one. Typed errors are returned as `Refused`. The core is
     created at the first call, while a thread imports the modules of its store.

@@ -103,7 +103,9 @@ class PackedTurn:
     async def pack(cls, turn: Turn, held: Spans) -> PackedTurn:
         """Pack a turn with the blocks that are not in `held`, the receiver's spans; all, if the source differs."""
         cache = turn.cache  # which a turn may replace meanwhile
-        spans = subtract(union(turn.record.prompt, turn.record.spans), held if cache.is_of(held) else ())
+        spans = union(turn.record.prompt, turn.record.spans)
+        if cache.is_of(held):
+            spans = subtract(spans, held)
         part, remaining = cut(spans, STEP)
         blocks = cache.read_encoded(part)
         while remaining:

@@ -149,11 +149,18 @@ class Attempt:
         """
         cancelled = self.run.cancelled
         engine = asyncio.ensure_future(checked(answer))
+
+        def stop(_: object) -> None:
+            engine.cancel()
+
+        cancelled.add_done_callback(stop)  # the engine has mostly stopped by the time that this task wakes
         first: set[asyncio.Future[Any]] = {engine, cancelled}
         await asyncio.wait(first, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        cancelled.remove_done_callback(stop)
         late = not engine.done() and not cancelled.done()
-        if not engine.done():
+        if late:
             engine.cancel()
+        if not engine.done():
             await asyncio.wait({engine}, timeout=grace_s)
         if not engine.done():
             leave_behind(engine)

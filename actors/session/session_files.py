@@ -36,11 +36,8 @@ class SessionFiles:
         self._state = state
         self._engines = engines
         self._store = store
-
-    @property
-    def is_on(self) -> bool:
+        self.is_on = store is not None and keeps_files(state.journal.store)
         """Whether there is a place for files."""
-        return self._store is not None and keeps_files(self._state.journal.store)
 
     @property
     def access(self) -> FileAccess:
@@ -103,9 +100,9 @@ class SessionFiles:
         """
         if not self.is_on:
             return list(blocks)
-        access = self.access
 
         async def put(name: str, data: bytes, media_type: str, file_id: str) -> None:
+            access = self.access
             if stores and not await access.has(self._key, file_id):
                 await access.put(self._key, name, data, media_type, file_id)
 

@@ -216,6 +216,8 @@ def nanos_of(cost: float) -> int:
 
 def _whole(number: float) -> int:
     """Return a number as stores add it up. Usage comes from engines, so nothing that they report may stop a commit."""
+    if type(number) is int and 0 <= number <= _LARGEST:
+        return number
     return max(-_LARGEST, min(_LARGEST, round(number))) if math.isfinite(number) else 0
 
 

@@ -133,10 +133,13 @@ def cut(spans: Iterable[Span], count: int) -> tuple[Spans, Spans]:
 
     If there are no more than `count`, the rest is empty.
     """
+    joined = join(spans)
+    if size(joined) <= count:
+        return joined, ()
     first: list[Span] = []
     rest: list[Span] = []
     remaining = max(count, 0)
-    for log, start, stop in join(spans):
+    for log, start, stop in joined:
         middle = min(start + remaining, stop)
         remaining -= middle - start
         first.append(Span(log, start, middle))

@@ -7,7 +7,7 @@ import math
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar, overload, runtime_checkable
 
 from turnwise.errors import InvalidInputError, WebhookChangedError, shown
@@ -24,6 +24,7 @@ from turnwise.memory.quotas.records import Quota, QuotaCount, QuotaCounters
 from turnwise.memory.quotas.tenants import Tenant
 from turnwise.memory.stores.search.records import MessageText
 from turnwise.memory.values.ids import check_names
+from turnwise.memory.values.records import replace
 
 Item = TypeVar("Item")
 

@@ -16,9 +16,10 @@ from turnwise.engines import RunContext, SessionView
 from turnwise.memory.conversation.blocks import AnyBlock
 from turnwise.stores import SQLStore
 
-PARTS = ("to the process", "in it", "its thread", "SQLite", "to the waiter")
-"""The parts of a cancel, in order: the call on its way; the session's event loop; waiting for the store's thread and
-for the loop after it; the store's transaction; and the answer on its way, until the thread that waits has it."""
+PARTS = ("to the process", "in it", "to SQLite", "SQLite", "to the waiter")
+"""The parts of a cancel, in order: the call on its way; the session's event loop, which also makes the waiter's answer;
+making the rows, and waiting for the store's thread and for the loop after it, if the loop does not write itself; the
+store's transaction; and the answer on its way, until the thread that waits has it."""
 
 Stamp = tuple[str, float, float]
 """What happened, and from when to when, by `time.monotonic()`."""
@@ -56,7 +57,7 @@ def watch(path: Path) -> None:
         return call
 
     admission.cancel, store.commit = awaited("cancel", admission.cancel), awaited("commit", store.commit)
-    store._transact_in_file = noted("SQLite")(store._transact_in_file)  # noqa: SLF001 - measures it
+    store._write_in_file = noted("SQLite")(store._write_in_file)  # noqa: SLF001 - measures it
     gc.callbacks.append(collections(noted))
 
 

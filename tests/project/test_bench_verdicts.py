@@ -66,7 +66,7 @@ def test_the_parts_of_a_cancel_are_all_its_time() -> None:
         dict(zip((*PARTS, "garbage"), (0.001, 0.003, 0.003, 0.002, 0.003, 0.0005), strict=True))
     )
     assert means_text([parts, parts]).startswith(
-        "to the process 1, in it 3, its thread 3, SQLite 2, to the waiter 3, garbage 0.5"
+        "to the process 1, in it 3, to SQLite 3, SQLite 2, to the waiter 3, garbage 0.5"
     )
 
 

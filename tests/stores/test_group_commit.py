@@ -483,3 +483,62 @@ async def test_a_statement_inserts_many_rows_of_a_group(tmp_path: Path) -> None:
                 assert len(inserts) == 2, "32 rows and 8"
             for session in sessions:
                 assert await stored_turns(store, session.session_id) == 1
+
+
+@pytest.fixture
+def writing_threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that gets the thread of each transaction that writes commits."""
+    threads: list[int] = []
+
+    def noted(write: Write, _: object, __: Sequence[Any]) -> Any:
+        threads.append(threading.get_ident())
+        return write()
+
+    around_commits(monkeypatch, noted)
+    return threads
+
+
+async def test_a_quick_commit_that_comes_alone_is_written_by_its_callers_thread(
+    tmp_path: Path, writing_threads: list[int]
+) -> None:
+    async with closing(SQLStore(f"sqlite:///{tmp_path}/alone.db")) as store:
+        (session,) = await owned(store, 1)
+        first = whole_turn(session, 0)
+        await commit(store, first)
+        store._took_s = 0.0  # noqa: SLF001 - the disk of the tests may be slow
+        second = whole_turn(first.session, 1)
+        await commit(store, second)
+        store._took_s = 1.0  # noqa: SLF001 - the last transaction has taken so long
+        await commit(store, whole_turn(second.session, 2))
+        assert [thread == threading.get_ident() for thread in writing_threads] == [False, True, False]
+        assert await stored_turns(store, "s0") == 3
+
+
+async def test_commits_that_come_together_are_left_to_the_thread(tmp_path: Path, writing_threads: list[int]) -> None:
+    async with closing(SQLStore(f"sqlite:///{tmp_path}/together.db")) as store:
+        sessions = await owned(store, 3)
+        commits = [whole_turn(session, 0) for session in sessions]
+        await commit(store, commits[0])
+        store._took_s = 0.0  # noqa: SLF001 - the disk of the tests may be slow
+        await asyncio.gather(*(commit(store, each_commit) for each_commit in commits[1:]))
+        assert threading.get_ident() not in writing_threads
+
+
+async def test_a_locked_file_holds_up_no_event_loop(tmp_path: Path, writing_threads: list[int]) -> None:
+    path = tmp_path / "locked.db"
+    async with closing(SQLStore(f"sqlite:///{path}")) as store:
+        (session,) = await owned(store, 1)
+        first = whole_turn(session, 0)
+        await commit(store, first)
+        store._took_s = 0.0  # noqa: SLF001 - the disk of the tests may be slow
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        waiting = asyncio.ensure_future(commit(store, whole_turn(first.session, 1)))
+        for _ in range(10):  # the loop goes on meanwhile
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        other.execute("ROLLBACK")
+        other.close()
+        await waiting
+        assert threading.get_ident() not in writing_threads
+        assert await stored_turns(store, "s0") == 2

@@ -215,13 +215,15 @@ class _ServedConnection(asyncio.Protocol):
             answer = await self._answer(request)
         except Exception:  # noqa: BLE001 - the caller asks again by other means, which hand on the error
             answer = b""
-        if not self._unsent:
-            asyncio.get_running_loop().call_soon(self._send)  # together with the other answers of this moment
         self._unsent.append(_message(number, answer))
+        if len(self._under_way) == 1:
+            self._send()  # nothing else is asked over this connection, so this answer waits for no other
+        elif len(self._unsent) == 1:
+            asyncio.get_running_loop().call_soon(self._send)  # together with the other answers of this moment
 
     def _send(self) -> None:
         unsent, self._unsent = self._unsent, []
-        if not self._transport.is_closing():
+        if unsent and not self._transport.is_closing():
             self._transport.write(b"".join(unsent))
 
 

@@ -122,7 +122,9 @@ Prices: TypeAlias = Mapping[str, Price | Sequence[Price]]
 
 def price_at(prices: Prices, model: str, time_s: float) -> Price | None:
     """Return the price of a model for what begins at a time, in seconds since the epoch: the newest that holds then."""
-    prices_of_model = prices.get(model, ())
+    prices_of_model = prices.get(model)
+    if prices_of_model is None:
+        return None
     if isinstance(prices_of_model, Price):
         if prices_of_model.since is None:
             return prices_of_model

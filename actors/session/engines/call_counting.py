@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from turnwise.actors.session.engines.session_engines import SessionEngines
 from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.state import SessionState
-from turnwise.actors.session.window.compaction_tasks import frame_of
 from turnwise.memory.conversation.blocks import Block
 from turnwise.memory.conversation.spans import subtract
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.tokens.counter import RoughCounter
 from turnwise.memory.tokens.index import TokenIndex
+
+_ROUGH = RoughCounter()
 
 
 class CallCounter:
@@ -24,15 +25,16 @@ class CallCounter:
     def __init__(self, state: SessionState, engines: SessionEngines) -> None:
         self._state = state
         self._engines = engines
-        self._index = TokenIndex(RoughCounter())
+        self._index = TokenIndex(_ROUGH)
 
     def count(self, run: ActiveRun, turn: TurnRecord, answer: Sequence[Block]) -> tuple[int, int]:
         """Return the tokens of a request with this turn, instructions and tools included, and of an answer."""
-        counter = self._engines.config.token_counter or RoughCounter()
+        counter = self._engines.config.token_counter or _ROUGH
         if self._index.counter != counter:
             self._index = TokenIndex(counter)
-        cache, frame = self._state.journal.blocks.cache, frame_of(run.run_resources.builder)
-        spans = subtract(turn.spans, cache.missing(turn.spans))  # a compaction may have replaced some of them
+        cache, frame, spans = self._state.journal.blocks.cache, run.run_resources.frame, turn.spans
+        if missing := cache.missing(spans):  # a compaction may have replaced some of them
+            spans = subtract(spans, missing)
         self._index.cover(spans, cache)
         system = "\n\n".join(filter(None, (frame.system, run.record.instructions)))
         tools = [*frame.tools, *({"name": name, **tool} for name, tool in run.record.tools.items())]

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from turnwise.actors.inference.cache_hints import CacheHints
-from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, SessionView
+from turnwise.actors.inference.engine import EngineBuilder, InferenceRunner, RequestFrame, SessionView
 from turnwise.actors.inference.named_engines import MissingEngine, NamedEngines, engine_named, first_engine
 from turnwise.actors.inference.observing import NO_OPERATION, Operation, observer_of
 from turnwise.actors.inference.shadow import Shadow, answering
 from turnwise.actors.memory.attached import MemorySlot
 from turnwise.actors.session.config import SessionConfig
-from turnwise.actors.session.window.compaction_tasks import Compactor
+from turnwise.actors.session.window.compaction_tasks import Compactor, frame_of
 from turnwise.errors import ConfigError, InvalidInputError, shown
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.working.memory import WorkingMemory
@@ -80,6 +81,11 @@ class RunResources:
     def whole(self) -> RunResources:
         """The resources from which `of_engine` made these; else these."""
         return self._whole or self
+
+    @cached_property
+    def frame(self) -> RequestFrame:
+        """What the engine says of its requests."""
+        return frame_of(self.builder)
 
     @property
     def first_name(self) -> str:

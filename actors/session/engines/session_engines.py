@@ -9,7 +9,7 @@ from typing import Any
 
 from turnwise.actors.inference.attempt import leave_behind
 from turnwise.actors.inference.engine import Closable, InferenceRunner, SessionView
-from turnwise.actors.inference.named_engines import chosen_name
+from turnwise.actors.inference.named_engines import NamedEngines, chosen_name
 from turnwise.actors.session.engines.run_resources import RunResources
 from turnwise.actors.session.state.active_run import ActiveRun
 from turnwise.actors.session.state.session_tasks import SessionTasks
@@ -58,6 +58,8 @@ class SessionEngines:
     ) -> tuple[str | None, RunResources]:
         """Return the name of the engine of the next run with these labels, and the resources that have it."""
         session, whole = self._state.journal.session, run_resources.whole
+        if session.engine is None and not isinstance(whole.builder, NamedEngines):
+            return None, whole
         name = chosen_name(whole.builder, session.engine, session.key, labels)
         return name, whole.of_engine(name)
 

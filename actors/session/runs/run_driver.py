@@ -242,9 +242,10 @@ class RunDriver:
         """
         if self._journal.stale:
             return  # an activation is recovering the session, and may need the blocks
-        compactor = self._engines.current.compactor
-        if self._journal.blocks.trim(union(*self._state.shown_spans)) and compactor:
-            compactor.recount()
+        if self._journal.blocks.has_doubled:
+            self._journal.blocks.trim(union(*self._state.shown_spans))
+            if compactor := self._engines.current.compactor:
+                compactor.recount()
 
     # Running
 

@@ -56,16 +56,18 @@ class CachedBlocks:
         async for part, texts in steps_of_blocks(self._store, cache.missing(spans)):
             cache.add_spans(part, texts)
 
-    def trim(self, spans: Spans) -> bool:
-        """Drop all cached blocks except `spans`, if the cache has doubled since the last time; return whether it had.
+    @property
+    def has_doubled(self) -> bool:
+        """Whether the cache has doubled since the last `trim`.
 
-        So blocks that are no longer needed leave memory, at an amortised constant cost for each block.
+        Who trims it then drops blocks that are no longer needed, at an amortised constant cost for each block.
         """
-        if self.cache.size_bytes < self._trim_at_bytes:
-            return False
+        return self.cache.size_bytes >= self._trim_at_bytes
+
+    def trim(self, spans: Spans) -> None:
+        """Drop all cached blocks except `spans`."""
         self.cache = self.cache.only(spans)
         self._trim_at_bytes = max(TRIM_BYTES, 2 * self.cache.size_bytes)
-        return True
 
     def keep_only(self, spans: Spans) -> None:
         """Drop all cached blocks except `spans`; callers that have cached other blocks are sent blocks anew."""
@@ -159,10 +161,10 @@ class CachedBlocks:
 
     async def _with(self, spans: Iterable[Span]) -> BlockCache:
         """Return a cache that contains these blocks: `self.cache`, or a temporary one filled from the store."""
-        if not self.cache.missing(needed := union(spans)):
+        if not self.cache.missing(spans := tuple(spans)):
             return self.cache
         cache = BlockCache(self.cache.source)
-        async for part, texts in steps_of_blocks(self._store, needed):
+        async for part, texts in steps_of_blocks(self._store, union(spans)):
             cache.add_spans(part, texts)
         return cache
 

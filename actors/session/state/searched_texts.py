@@ -91,6 +91,10 @@ class SearchedTexts:
 
         Others may even come after it: of another process that owns the session now, so that this commit is refused.
         """
+        if spans == (new_span,):
+            return new_blocks
+        if not any(span.log == new_span.log and span.stop > new_span.start for span in spans):
+            return await self._blocks.read(spans)
         block_places = places(spans)
         new = {
             place: new_blocks[place.start - new_span.start]

@@ -348,7 +348,7 @@ class Transactor:
         except BaseException:
             self._journal.log.publish()
             raise
-        return calls_of(webhooks, events)
+        return calls_of(webhooks, events) if webhooks else []
 
     def _ledger_rows(self, runs: Sequence[RunRecord], new_run: RunRecord | None) -> list[LedgerRow]:
         """Return what a commit of these runs adds to the ledger, with what no commit has recorded."""
@@ -384,6 +384,8 @@ class Transactor:
         quotas, tenant = await self._quotas.quotas(), await self._quotas.tenants.get(session.user_id)
         if tenant:
             spent = [replace(row, tenant=tenant) for row in spent]
+        if not quotas:
+            return spent, []
         exceeds = {quota_id for run in accepted for quota_id in asked_quotas(run.calls)}
         owner, charged = (session.user_id, session.agent), [row for row in spent if row.kind != "shadow"]
         return spent, counts_of(quotas, *owner, tenant=tenant, admits=len(accepted), spent=charged, exceeds=exceeds)

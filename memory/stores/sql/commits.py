@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -34,8 +33,11 @@ from turnwise.memory.stores.sql.rows import (
     turn_row,
 )
 from turnwise.memory.stores.sql.sqlite_file import begin_writing
-from turnwise.memory.stores.sql.statements import Row, Statements
+from turnwise.memory.stores.sql.statements import Row, Statement, Statements
 from turnwise.memory.stores.sql.texts import TextIndex, TextRow
+
+SMALL_CHARS = 32_768
+"""How many characters of blocks a small commit has at most."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ class CommitRows:
     key: int
     """The key of the session's row, which is also the name of its log."""
     session: Row
-    other_rows: tuple[list[Row], ...]
-    """The other rows to write, by kind, in the order in which the kinds are written."""
+    other_rows: dict[Statement, list[Row]]
+    """The other rows to write, by the statement that writes them."""
     changed_deliveries: tuple[str, ...]
     """The deliveries that are changed, removed or received."""
     counts: tuple[_CountRow, ...]
@@ -72,6 +74,8 @@ class CommitRows:
     """The indices of turns whose texts are deleted first."""
     wipes: bool
     """Whether nothing of deleted texts may stay in the file."""
+    is_small: bool
+    """Whether it only adds, and not much, as most commits do."""
 
 
 class CommitWriter:
@@ -87,7 +91,7 @@ class CommitWriter:
     def __init__(self, sql: Statements, dialect: sa.Dialect, texts: TextIndex, lock_timeout_s: float) -> None:
         driver: Any = dialect.loaded_dbapi
         self._put_session = sql.put_session
-        self._kinds = (
+        self._order = (
             sql.insert_block,
             sql.drop_turn,
             sql.put_turn,
@@ -105,6 +109,7 @@ class CommitWriter:
             sql.drop_member,
             sql.add_member,
         )
+        """The statements of a commit's other rows, in the order in which they are executed."""
         self._count = sql.add_count
         self._texts = texts
         self._compares = (sql.put_delivery, sql.drop_delivery, sql.drop_received)
@@ -115,31 +120,30 @@ class CommitWriter:
     def rows_of(self, of: SessionKey, epoch: int, commit: Commit) -> CommitRows:
         """Return the commit as rows for `write`. Call it before the transaction, so that no other transaction waits."""
         key = log_key(commit.session.log)
-        deliveries = [(change.before, change.after) for change in commit.deliveries]
-        kinds: tuple[Iterable[dict[str, Any]], ...] = (
-            (
-                {"log": key, "at": position, "body": body}
-                for position, body in enumerate(commit.blocks, commit.log_size_before)
-            ),
-            ({"b_session": key, "b_idx": index} for index in commit.dropped_turns),
-            (turn_row(key, turn) for turn in commit.turns),
-            (run_row(key, commit.new_run),) if commit.new_run else (),
-            (changed_run_row(key, run) for run in commit.runs),
-            ({"b_session": key, "b_upto": commit.forget_events},) if commit.forget_events else (),
-            ({"b_session": key, "b_upto": commit.forget_turns},) if commit.forget_turns >= 0 else (),
-            ({"b_log": key, "b_at": position, "b_body": body} for position, body in commit.cleared_blocks),
-            (event_row(key, event) for event in commit.events),
-            (delivery_row(key, after) for before, after in deliveries if after and not before),
-            (changed_delivery_row(key, before, after) for before, after in deliveries if before and after),
-            (compared_delivery_row(key, before) for before, after in deliveries if before and not after),
-            (received_delivery_row(of.user_id, delivery) for delivery in commit.received),
-            (ledger_values(key_in(commit.session, row), numbers_of(row)) for row in commit.spent),
-            (left_member_row(key, user_id) for user_id in commit.left),
-            (member_row(key, user_id) for user_id in commit.joined),
+        changes = [(change.before, change.after) for change in commit.deliveries]
+        blocks = enumerate(commit.blocks, commit.log_size_before)
+        tables: tuple[list[dict[str, Any]], ...] = (
+            [{"log": key, "at": position, "body": body} for position, body in blocks],
+            [{"b_session": key, "b_idx": index} for index in commit.dropped_turns],
+            [turn_row(key, turn) for turn in commit.turns],
+            [run_row(key, commit.new_run)] if commit.new_run else [],
+            [changed_run_row(key, run) for run in commit.runs],
+            [{"b_session": key, "b_upto": commit.forget_events}] if commit.forget_events else [],
+            [{"b_session": key, "b_upto": commit.forget_turns}] if commit.forget_turns >= 0 else [],
+            [{"b_log": key, "b_at": position, "b_body": body} for position, body in commit.cleared_blocks],
+            [event_row(key, event) for event in commit.events],
+            [delivery_row(key, after) for before, after in changes if after and not before],
+            [changed_delivery_row(key, before, after) for before, after in changes if before and after],
+            [compared_delivery_row(key, before) for before, after in changes if before and not after],
+            [received_delivery_row(of.user_id, delivery) for delivery in commit.received],
+            [ledger_values(key_in(commit.session, row), numbers_of(row)) for row in commit.spent],
+            [left_member_row(key, user_id) for user_id in commit.left],
+            [member_row(key, user_id) for user_id in commit.joined],
         )
+        rows = zip(self._order, tables, strict=True)
+        other_rows = {statement: list(map(statement.bind, values)) for statement, values in rows if values}
         session = self._put_session.bind(changed_session_row(of, epoch, commit))
-        other_rows = tuple([kind.bind(row) for row in rows] for kind, rows in zip(self._kinds, kinds, strict=True))
-        compared = [*(before for before, _ in deliveries if before), *commit.received]
+        compared = [*(before for before, _ in changes if before), *commit.received]
         changed = tuple(delivery.delivery_id for delivery in compared)
         return CommitRows(
             of,
@@ -153,6 +157,8 @@ class CommitWriter:
             texts=tuple(self._texts.row_of(key, of.user_id, text) for text in commit.texts),
             turns_without_texts=tuple({*commit.dropped_turns, *commit.dropped_texts}),
             wipes=bool(commit.cleared_blocks),
+            is_small=not (compared or commit.dropped_turns or commit.cleared_blocks or commit.deliveries)
+            and sum(map(len, commit.blocks)) <= SMALL_CHARS,
         )
 
     def write(self, cursor: Any, group: Sequence[CommitRows]) -> list[Exception | None]:
@@ -210,7 +216,7 @@ class CommitWriter:
             raise SessionFencedError(commit.of.session_id, commit.epoch)
 
     def _write_other_rows(self, cursor: Any, group: Sequence[CommitRows]) -> tuple[list[Any], Any]:
-        """Write all rows but the session rows, kind by kind. The order of sessions within a kind does not matter.
+        """Write all rows but the session rows, table by table. The order of sessions within a table does not matter.
 
         Returns the cursors that know how many of the deliveries to change were as they had to be, and the one that
         knows how many counts were added, of which those are missing whose quota is used up.
@@ -219,11 +225,15 @@ class CommitWriter:
         for commit in group:
             if commit.turns_without_texts:  # before their blocks are cleared
                 self._texts.drop(cursor, commit.key, commit.of.user_id, commit.turns_without_texts)
-        for kind, rows in zip(self._kinds, zip(*(commit.other_rows for commit in group), strict=True), strict=True):
-            if all_rows := list(chain.from_iterable(rows)):
-                if kind in self._compares:
+        all_rows = dict[Statement, list[Row]]()
+        for commit in group:
+            for statement, rows in commit.other_rows.items():
+                all_rows.setdefault(statement, []).extend(rows)
+        for statement in self._order:
+            if rows := all_rows.get(statement, []):
+                if statement in self._compares:
                     compared.append(cursor.connection.cursor())
-                kind.write(compared[-1] if kind in self._compares else cursor, all_rows)
+                statement.write(compared[-1] if statement in self._compares else cursor, rows)
         if texts := [text for commit in group for text in commit.texts]:
             self._texts.insert(cursor, texts)
         for commit in group:

@@ -82,8 +82,9 @@ class SQLDatabase(Shared):
     """Base of the stores in an SQL database: SQLite or PostgreSQL.
 
     A write is on disk when the call returns (SQLite: WAL, synchronous FULL). Statements run on the store's own threads:
-    one for SQLite, `connections` for PostgreSQL; or in callers' threads (`_here`), as many at once. Many processes may
-    use one database at once; a SQLite file belongs to one machine. The tables are created or migrated at first use.
+    one for SQLite, `connections` for PostgreSQL; or in callers' threads, as many at once: see `_here`, and
+    `SQLStore._commit_here`. Many processes may use one database at once; a SQLite file belongs to one machine. The
+    tables are created or migrated at first use.
 
     **Failures and timeouts.** A call that cannot be carried out raises StoreError after at most `3 * lock_timeout_s`,
     of which at most `lock_timeout_s` passes before the call begins. The next call tries again and replaces dead
@@ -151,6 +152,8 @@ class SQLDatabase(Shared):
         self._looker: Any = None
         """The driver's connection of `_look` to a SQLite file, kept after the first look."""
         self._transactions = 0
+        self._took_s = 0.0
+        """How long the last transaction took that wrote to a file, from its begin to its end."""
         self._ready = False
         self._closed = False
 
@@ -400,11 +403,21 @@ class SQLDatabase(Shared):
             self._writer.execute("PRAGMA busy_timeout = 0")  # for begin_writing
         try:
             begin_writing(self._writer, self._lock_timeout_s)
+        except BaseException:
+            self._roll_back()
+            raise
+        return self._write_in_file(work)
+
+    def _write_in_file(self, work: Callable[[Any], Result]) -> Result:
+        """Run work in the transaction that the kept connection has begun, and end it."""
+        began = time.monotonic()
+        try:
             result = work(self._writer.cursor())
             self._writer.commit()
         except BaseException:
             self._roll_back()
             raise
+        self._took_s = time.monotonic() - began
         self._transactions += 1
         if self._transactions % CHECKPOINT_COMMITS == 0:
             with suppress(RuntimeError):  # the store is closing, and SQLite makes a checkpoint then

@@ -95,6 +95,7 @@ from turnwise.memory.stores.sql.rows import (
     turn_row,
 )
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
+from turnwise.memory.stores.sql.sqlite_file import begin_writing
 from turnwise.memory.stores.sql.statements import Statement, read_first, read_page, statements_of
 from turnwise.memory.stores.sql.texts import text_index
 from turnwise.memory.values.corrupt_records import UNDECODABLE
@@ -147,6 +148,10 @@ _QUOTAS = "quotas"
 
 _NO_QUOTAS = "[]"
 
+QUICK_S = 0.002
+"""How long the last transaction may have taken, in seconds, for a commit that waits with no other to be written by its
+caller's event loop: less than another thread of Python may hold up the loop."""
+
 LOCKED_PAUSE_S = 0.1
 """The pause before retrying a commit whose session row is locked by another transaction, in seconds."""
 
@@ -184,7 +189,9 @@ class SQLStore(SecureDeleteDatabase):
         self._texts = text_index(self._engine.dialect)
         self._files = FileTables()
         self._commits = CommitWriter(self._sql, self._engine.dialect, self._texts, lock_timeout_s)
-        self._group = GroupCommit[CommitRows](self._threads, self._commit_group)
+        self._group = GroupCommit[CommitRows](
+            self._threads, self._commit_group, do_here=self._commit_here if self.is_local else None
+        )
         self._deleting = Deleting(self._engine.dialect, self._texts, self._files)
         self._deletion_group = GroupCommit[Deletion](self._threads, self._delete_group)
         self._verb_group = GroupCommit[_Job](self._threads, self._do_jobs)
@@ -368,6 +375,27 @@ class SQLStore(SecureDeleteDatabase):
         done = iter(self._with_room(write))
         self._check_after()
         return [error or next(done) for error in late]
+
+    def _commit_here(self, request: CommitRows) -> tuple[Exception | None] | None:
+        """Do a commit to a file in the caller's thread; return its outcome in a tuple.
+
+        Does nothing, and returns None, if it might hold up the caller's event loop for more than a moment: it is large,
+        the last transaction took long, or somebody else is writing.
+        """
+        if not request.is_small or self._took_s > QUICK_S or not self._room.take(0.0):
+            return None
+        try:
+            if self._writer is None:
+                return None
+            try:
+                begin_writing(self._writer, -1.0)
+            except self._driver.Error:
+                return None  # the thread waits until the file is free, or says what is wrong
+            (outcome,) = self._write_in_file(partial(self._commits.write, group=[request]))
+        finally:
+            self._room.leave()
+        self._check_after()
+        return (outcome,)
 
     async def search_texts(self, texts: TextFilter, *, cursor: str | None = None, limit: int = 20) -> list[TextHit]:
         before = parse_hit_cursor(cursor)

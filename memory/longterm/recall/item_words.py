@@ -8,7 +8,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from turnwise.memory.longterm.base import MemoryItem
-from turnwise.memory.longterm.recall.analyzer import speaker_words, stem, stems, words
+from turnwise.memory.longterm.recall.analyzer import MONTHS, months_in_full, speaker_words, stem, stems, words
 from turnwise.memory.longterm.recall.word_frequency import log_frequency
 
 MOST_WORDS = 10_000
@@ -52,7 +52,7 @@ class ItemWords:
         Args:
             passage_words: the words of the passage, in order.
         """
-        found_by = [*self._within(passage_words), *self._named]
+        found_by = [*self._within(months_in_full(passage_words)), *self._named]
         keys = (key for word_keys in stems([*found_by, *self._day]) for key in word_keys)
         return Part(tuple(dict.fromkeys(keys)), tuple(dict.fromkeys(found_by)))
 
@@ -88,10 +88,4 @@ def day_of(created_at: float) -> str:
     except (OverflowError, ValueError, OSError):
         return ""
     # Without the day of the week: who names one means a day of this week, or of every week.
-    return f"{day.year} {_MONTHS[day.month - 1]} {day.day}" if created_at else ""
-
-
-_MONTHS = (
-    *("january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november"),
-    "december",
-)
+    return f"{day.year} {MONTHS[day.month - 1]} {day.day}" if created_at else ""

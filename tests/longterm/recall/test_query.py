@@ -288,6 +288,21 @@ def test_a_weekday_finds_items_that_name_it_and_not_items_saved_on_it() -> None:
 
 
 @pytest.mark.parametrize(
+    "day", ["5 January 2024", "5 Jan 2024", "Jan 5, 2024"], ids=["in full", "after a number", "before one"]
+)
+def test_a_month_is_found_by_its_name_and_its_abbreviation(day: str) -> None:
+    january = 1_704_448_000.0
+    facts = [replace(fact, created_at=january) for fact in items("The user sings.", "The user swims.")]
+    assert asked(facts[:1], f"{day}, please") == ["0"]
+    assert asked(items(f"The user was born on {day}.", "The user swims."), "Who was born in January?") == ["0"]
+    assert asked(facts, "Is Jan well?") == [], "a number beside it tells a month from a name"
+
+
+def test_a_word_that_asks_finds_nothing() -> None:
+    assert asked(items("Which one does he mean, and why?"), "Why does it rain, and in which month?") == []
+
+
+@pytest.mark.parametrize(
     ("statement", "question"),
     [
         ("The user bought a bassoon.", "What did I buy?"),

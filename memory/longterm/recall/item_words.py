@@ -8,8 +8,16 @@ from itertools import islice
 from typing import NamedTuple
 
 from turnwise.memory.longterm.base import MemoryItem
-from turnwise.memory.longterm.recall.analyzer import MONTHS, months_in_full, speaker_words, stem, stems, words
-from turnwise.memory.longterm.recall.word_frequency import log_frequency
+from turnwise.memory.longterm.recall.analyzer import (
+    MONTHS,
+    language_of,
+    months_in_full,
+    speaker_words,
+    stem,
+    stems,
+    words,
+)
+from turnwise.memory.longterm.recall.word_frequency import COMMON, log_frequency
 
 MOST_WORDS = 10_000
 """The most different words of an item's text that are indexed. A text of 50 KB has fewer. Of a text with more, passages
@@ -18,6 +26,9 @@ are found by those of their words that are among the first."""
 MOST_NAMED = 256
 """The most words of an item's topic and names together that are indexed."""
 
+
+CONTENT_CHARS = 600
+"""Of how many characters of an item it is computed how much they say."""
 
 LONGEST_NAME = 32
 """How many words a name may have by which its item is found."""
@@ -79,6 +90,13 @@ def _names(item: MemoryItem) -> Iterator[tuple[tuple[str, ...], float]]:
 
 _NAMED_CHARS = MOST_NAMED * 16
 """How many characters of a topic or a name are read."""
+
+
+def content_of(text: str) -> float:
+    """Return how much the beginning of a text says: the nats by which its words are rarer than a function word."""
+    text_words = words(text[:CONTENT_CHARS])
+    language = language_of(text_words)
+    return sum(COMMON - log_frequency(word, language) for word in set(text_words))
 
 
 def day_of(created_at: float) -> str:

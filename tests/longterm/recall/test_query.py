@@ -211,6 +211,21 @@ def test_a_query_by_vectors_returns_the_most_similar_items_always() -> None:
     assert scores == sorted(scores, reverse=True) and scores[0] > scores[1]
 
 
+def test_a_remark_comes_after_what_says_more_and_is_a_little_less_similar() -> None:
+    remark = "That sounds lovely!"
+    statement = "I soldered the frame of my grandfather's bicycle in the cellar, and painted it turquoise last weekend."
+
+    def order(facts: list[MemoryItem], similarities: list[float]) -> list[str]:
+        weights = Weights(reach=0)
+        found = find(index_of(facts), "How is the hobby?", limit=9, weights=weights, near=near(similarities))
+        return [item.id for item in found]
+
+    turns, facts = items(remark, statement, session="s"), items(remark, statement)
+    assert order(turns, [0.52, 0.5]) == ["1", "0"]
+    assert order(turns, [0.5, 0.1]) == ["0", "1"], "not if it is much more similar"
+    assert order(facts, [0.52, 0.5]) == ["0", "1"], "facts are short"
+
+
 def test_a_query_returns_what_shares_a_word_however_common_in_the_memory() -> None:
     facts = items(*(f"Step {number} of the deployment process." for number in range(26)))
     assert len(asked(facts, "deployment process")) == 10

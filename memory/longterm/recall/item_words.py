@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -96,7 +97,12 @@ def content_of(text: str) -> float:
     """Return how much the beginning of a text says: the nats by which its words are rarer than a function word."""
     text_words = words(text[:CONTENT_CHARS])
     language = language_of(text_words)
-    return sum(COMMON - log_frequency(word, language) for word in set(text_words))
+    return sum(_rarity(word, language) for word in set(text_words))
+
+
+@lru_cache(maxsize=100_000)
+def _rarity(word: str, language: str) -> float:
+    return COMMON - log_frequency(word, language)
 
 
 def day_of(created_at: float) -> str:

@@ -165,7 +165,7 @@ async def test_a_restart_keeps_items_and_vectors(make: MakeMemory) -> None:
 
 async def test_updates_and_deletions_reach_words_and_vectors(make: MakeMemory) -> None:
     memory = make(FlakyEmbedding())
-    await memory.remember(ANN, [item("1", "a walrus", created_at=7.0), item("2", "a lighthouse")])
+    await memory.remember(ANN, [item("1", "a walrus", created_at=7.0), item("2", "a bassoon")])
     assert await memory.update(ANN, "1", "a penguin", type=MemoryType.SKILL)
     assert not await memory.update(ANN, "missing", "text")
     assert not await memory.update(Scope(user_id="bob"), "1", "text")

@@ -31,6 +31,24 @@ def words(text: str) -> list[str]:
     return list(_words(text))
 
 
+def months_in_full(text_words: Sequence[str]) -> Sequence[str]:
+    """Return the words, with the full names of months that are abbreviated beside a number, as in "5 Jan"."""
+    if _MONTHS.keys().isdisjoint(text_words):
+        return text_words
+    befores, afters = ["", *text_words[:-1]], [*text_words[1:], ""]
+    return [
+        _MONTHS.get(word, word) if before[:1].isdigit() or after[:1].isdigit() else word
+        for word, before, after in zip(text_words, befores, afters, strict=True)
+    ]
+
+
+MONTHS = (
+    *("january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november"),
+    "december",
+)
+_MONTHS = {"sept": "september"} | {month[:3]: month for month in MONTHS if month != "may"}
+
+
 def speaker_words(text: str) -> list[str]:
     """Return the words of the name before the first colon, as in "Sarah: I moved to Graz"; none if there is none."""
     match = _LABEL.match(text[:128])
@@ -97,7 +115,8 @@ _DENSE = (
 ENGLISH, GERMAN = "english", "german"
 
 _COMMON = {
-    ENGLISH: "the of and to in is you that it he was for on are with as his they at be this have from i what we my do",
+    ENGLISH: "a an the of and to in is you that it he was were for on are with as his they at be this have has had "
+    "from i what we my do does did how why when where who which",
     GERMAN: "der die das und ist nicht ich ein eine zu den mit von auf fur wie wo sie er es wir auch mein meine hat",
     "french": "le la les des et est que je un une pour dans pas qui sur du au mon ma mes vous nous avec elle il ou",
     "spanish": "el la los las de y que es en un una por con no para mi su se lo como donde cuando yo te al del",

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
 from turnwise.memory.longterm.base import MemoryItem
-from turnwise.memory.longterm.recall.analyzer import speaker_words, stem, stems, words
-from turnwise.memory.longterm.recall.word_frequency import log_frequency
+from turnwise.memory.longterm.recall.analyzer import (
+    MONTHS,
+    language_of,
+    months_in_full,
+    speaker_words,
+    stem,
+    stems,
+    words,
+)
+from turnwise.memory.longterm.recall.word_frequency import COMMON, log_frequency
 
 MOST_WORDS = 10_000
 """The most different words of an item's text that are indexed. A text of 50 KB has fewer. Of a text with more, passages
@@ -18,6 +27,9 @@ are found by those of their words that are among the first."""
 MOST_NAMED = 256
 """The most words of an item's topic and names together that are indexed."""
 
+
+CONTENT_CHARS = 600
+"""Of how many characters of an item it is computed how much they say."""
 
 LONGEST_NAME = 32
 """How many words a name may have by which its item is found."""
@@ -52,7 +64,7 @@ class ItemWords:
         Args:
             passage_words: the words of the passage, in order.
         """
-        found_by = [*self._within(passage_words), *self._named]
+        found_by = [*self._within(months_in_full(passage_words)), *self._named]
         keys = (key for word_keys in stems([*found_by, *self._day]) for key in word_keys)
         return Part(tuple(dict.fromkeys(keys)), tuple(dict.fromkeys(found_by)))
 
@@ -81,6 +93,18 @@ _NAMED_CHARS = MOST_NAMED * 16
 """How many characters of a topic or a name are read."""
 
 
+def content_of(text: str) -> float:
+    """Return how much the beginning of a text says: the nats by which its words are rarer than a function word."""
+    text_words = words(text[:CONTENT_CHARS])
+    language = language_of(text_words)
+    return sum(_rarity(word, language) for word in set(text_words))
+
+
+@lru_cache(maxsize=100_000)
+def _rarity(word: str, language: str) -> float:
+    return COMMON - log_frequency(word, language)
+
+
 def day_of(created_at: float) -> str:
     """Return the day of a time as words; empty if there is none."""
     try:
@@ -88,10 +112,4 @@ def day_of(created_at: float) -> str:
     except (OverflowError, ValueError, OSError):
         return ""
     # Without the day of the week: who names one means a day of this week, or of every week.
-    return f"{day.year} {_MONTHS[day.month - 1]} {day.day}" if created_at else ""
-
-
-_MONTHS = (
-    *("january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november"),
-    "december",
-)
+    return f"{day.year} {MONTHS[day.month - 1]} {day.day}" if created_at else ""

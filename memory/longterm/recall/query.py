@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from turnwise.memory.longterm.recall.analyzer import GERMAN, asks, language_of, stems_of, words
+from turnwise.memory.longterm.recall.analyzer import GERMAN, asks, language_of, months_in_full, stems_of, words
 from turnwise.memory.longterm.recall.word_frequency import log_frequency
 
 MAX_CHARS = 8_000
@@ -116,7 +116,9 @@ def parse(text: str) -> Query:
 @lru_cache(maxsize=512)
 def _parse(text: str) -> Query:
     sentences = [
-        (sentence, sentence_words) for sentence in _SENTENCE_END.split(text) if (sentence_words := words(sentence))
+        (sentence, sentence_words)
+        for sentence in _SENTENCE_END.split(text)
+        if (sentence_words := months_in_full(words(sentence)))
     ]
     query_words = [word for _, sentence_words in sentences for word in sentence_words]
     language = language_of(query_words)

@@ -113,17 +113,21 @@ class Passages:
         chars: of each passage, how many characters its item has.
         is_fact: of each passage, whether its item is a fact, and not what was said in a turn.
         asks: of each passage, whether its item ends with a question.
+        content: of each passage, how much its item says, see `content_of`.
     """
 
     def __init__(
         self,
+        *,
         items: Places,
         sessions: Places,
         chars: Places,
         is_fact: NDArray[np.bool_],
         asks: NDArray[np.bool_],
+        content: Numbers,
     ) -> None:
         self.items, self.sessions, self.chars, self.is_fact, self.asks = items, sessions, chars, is_fact, asks
+        self.content = content
         self._by_item: tuple[Weights, _Items] | None = None
 
     def by_item(self, weights: Weights) -> _Items:
@@ -135,7 +139,12 @@ class Passages:
     def only(self, which: NDArray[np.bool_]) -> Passages:
         """Return these passages."""
         return Passages(
-            self.items[which], self.sessions[which], self.chars[which], self.is_fact[which], self.asks[which]
+            items=self.items[which],
+            sessions=self.sessions[which],
+            chars=self.chars[which],
+            is_fact=self.is_fact[which],
+            asks=self.asks[which],
+            content=self.content[which],
         )
 
 
@@ -433,7 +442,8 @@ class Matched:
         """Return the items' scores by words and vectors, of each part.
 
         Both are standardised, since neither scale says how much a difference means: see `Weights.vectors`. What is near
-        beside an item counts a quarter, or as `Weights.asked`.
+        beside an item counts a quarter, or as `Weights.asked`. A remark, such as "That sounds great!", is similar to
+        much and answers little: it loses what `_Items.remarks` says.
         """
         import numpy as np
 
@@ -442,7 +452,7 @@ class Matched:
         near += self._items.around(near, _BESIDE)
         _, deviation = _centred(words)
         scores: Numbers = words + self._weights.vectors * np.maximum(deviation, 1.0) * near
-        return scores
+        return scores - self._items.remarks
 
     def _of_names(self) -> Numbers:
         """Return what each item gains if the query has its name, in nats."""
@@ -509,6 +519,9 @@ class _Items:
         """Of each passage, the place of its item."""
         self.chances = np.log(np.maximum(self.counts, 1))
         """Of each item, the nats by which its best passage is better by chance, as the best of several."""
+        little = np.log(_SAYS_ENOUGH / np.maximum(passages.content[self.starts], 1.0))
+        self.remarks = np.where(passages.is_fact[self.starts], 0.0, np.clip(little, 0.0, _LESS))
+        """Of each item, the nats that it has less because it says little; 0 for facts, which are all short."""
         self.has_one_passage_each = len(self.starts) == count
         """Whether what holds for a passage holds for its item, and is computed once."""
         self._asks = passages.asks[self.starts]
@@ -645,6 +658,12 @@ _TRIES = 0.4
 
 _COMMON = 0.5
 """How much of a passage's similarity to the mean of all is taken from its similarity to a query."""
+
+_SAYS_ENOUGH = 80.0
+"""See `content_of`. Of what was said in turns, that with less answers the less often, and that with more as often."""
+
+_LESS = 1.0
+"""The most nats that an item has less because it says little: the shortest may answer, too."""
 
 _CERTAIN = 2.0
 """How much more than chance a sentence shares whose words count though its vector does not stand out."""

@@ -24,7 +24,7 @@ from turnwise.memory.longterm.items.rows import NOTHING, Revision, Row
 from turnwise.memory.longterm.items.rules import is_of_later, matches
 from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.longterm.recall.analyzer import asks, is_dense, stem, stems, words
-from turnwise.memory.longterm.recall.item_words import ItemWords, Part
+from turnwise.memory.longterm.recall.item_words import ItemWords, Part, content_of
 from turnwise.memory.longterm.recall.passages import MOST_VECTORS, Passage, passages_of, shown, vector_keys
 from turnwise.memory.longterm.recall.prominence import Level, Similarities, common_of, level_of, prominences_of
 from turnwise.memory.longterm.recall.query import Query, Term, parse
@@ -122,6 +122,8 @@ class UserIndex:
         """Of each passage, whether its item is a fact and not what was said in a turn."""
         self._asks = np.zeros(0, dtype=bool)
         """Of each passage, whether its item ends with a question."""
+        self._content = np.zeros(0)
+        """Of each passage, how much its item says, see `content_of`."""
         self._items = _NO_POSITIONS
         """Of each passage, the number of its row."""
         self._chars = _NO_POSITIONS
@@ -167,6 +169,8 @@ class UserIndex:
         facts = [row.item.type is not MemoryType.INTERACTION for row in rows]
         new._facts = np.insert(self._facts, positions, facts)
         new._asks = np.insert(self._asks, positions, [asks(row.item.text) for row in rows])
+        contents = {row.row: content_of(row.item.text) for row in rows}
+        new._content = np.insert(self._content, positions, [contents[row.row] for row in rows])
         new._items = np.insert(self._items, positions, [row.row for row in rows])
         new._chars = np.insert(self._chars, positions, [len(row.item.text) for row in rows])
         new._categories = np.insert(self._categories, positions, [_NUMBERS[row.item.type.category] for row in rows])
@@ -198,6 +202,7 @@ class UserIndex:
         new._places, new._passages = list(compress(self._places, stays)), list(compress(self._passages, stays))
         new._sessions, new._facts, new._categories = self._sessions[stays], self._facts[stays], self._categories[stays]
         new._items, new._chars, new._asks = self._items[stays], self._chars[stays], self._asks[stays]
+        new._content = self._content[stays]
         new._positions = places[self._positions]
         new._words = self._words
         new._words.remove(np.flatnonzero((self._positions >= 0) & (new._positions < 0)).tolist())
@@ -283,7 +288,14 @@ class UserIndex:
     @cached_property
     def arranged(self) -> Passages:
         """The passages in their order, as they are ranked."""
-        return Passages(self._items, self._sessions, self._chars, self._facts, self._asks)
+        return Passages(
+            items=self._items,
+            sessions=self._sessions,
+            chars=self._chars,
+            is_fact=self._facts,
+            asks=self._asks,
+            content=self._content,
+        )
 
     def match(
         self, query: Query, scope: Scope, which: ItemFilter, *, weights: Weights, expired: Collection[int] = ()

@@ -131,3 +131,10 @@ def test_the_language_of_a_text_is_that_of_its_commonest_words_or_its_script() -
         language: language for language in texts
     }
     assert [language_of(words(text)) for text in ("", "walrus", "🦀")] == ["english"] * 3
+
+
+def test_an_article_that_other_languages_have_too_does_not_decide() -> None:
+    english = "Is Ann a vegetarian?", "Does she work full-time as a nurse?", "Write a limerick about a lighthouse."
+    assert [language_of(words(text)) for text in english] == ["english"] * 3
+    assert language_of(words("Hol van a kutya?")) == "hungarian"
+    assert language_of(words("Fui a Lisboa com a Maria")) == "portuguese"

@@ -211,6 +211,21 @@ def test_a_query_by_vectors_returns_the_most_similar_items_always() -> None:
     assert scores == sorted(scores, reverse=True) and scores[0] > scores[1]
 
 
+def test_a_remark_comes_after_what_says_more_and_is_a_little_less_similar() -> None:
+    remark = "That sounds lovely!"
+    statement = "I soldered the frame of my grandfather's bicycle in the cellar, and painted it turquoise last weekend."
+
+    def order(facts: list[MemoryItem], similarities: list[float]) -> list[str]:
+        weights = Weights(reach=0)
+        found = find(index_of(facts), "How is the hobby?", limit=9, weights=weights, near=near(similarities))
+        return [item.id for item in found]
+
+    turns, facts = items(remark, statement, session="s"), items(remark, statement)
+    assert order(turns, [0.52, 0.5]) == ["1", "0"]
+    assert order(turns, [0.5, 0.1]) == ["0", "1"], "not if it is much more similar"
+    assert order(facts, [0.52, 0.5]) == ["0", "1"], "facts are short"
+
+
 def test_a_query_returns_what_shares_a_word_however_common_in_the_memory() -> None:
     facts = items(*(f"Step {number} of the deployment process." for number in range(26)))
     assert len(asked(facts, "deployment process")) == 10
@@ -285,6 +300,21 @@ def test_a_weekday_finds_items_that_name_it_and_not_items_saved_on_it() -> None:
     assert ids(facts, "What about Monday?") == ["1"]
     assert ids(facts[:1], "What about Monday?") == []
     assert ids(facts[:1], "What about November 2023?") == ["0"]
+
+
+@pytest.mark.parametrize(
+    "day", ["5 January 2024", "5 Jan 2024", "Jan 5, 2024"], ids=["in full", "after a number", "before one"]
+)
+def test_a_month_is_found_by_its_name_and_its_abbreviation(day: str) -> None:
+    january = 1_704_448_000.0
+    facts = [replace(fact, created_at=january) for fact in items("The user sings.", "The user swims.")]
+    assert asked(facts[:1], f"{day}, please") == ["0"]
+    assert asked(items(f"The user was born on {day}.", "The user swims."), "Who was born in January?") == ["0"]
+    assert asked(facts, "Is Jan well?") == [], "a number beside it tells a month from a name"
+
+
+def test_a_word_that_asks_finds_nothing() -> None:
+    assert asked(items("Which one does he mean, and why?"), "Why does it rain, and in which month?") == []
 
 
 @pytest.mark.parametrize(

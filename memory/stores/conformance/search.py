@@ -198,6 +198,8 @@ async def check_search_pages_have_each_hit_once(store: SessionStore) -> None:
             cursor = hits[-1].cursor
         equal(names, expected, f"the pages of {limit}")
     equal(await _found(store, "pear 17"), ["s2#17:1", "s2#17:0"], "the hits of an older text")
+    equal(await _found(store, '"pear 17"'), ["s2#17:1", "s2#17:0"], "the hits of words in their sequence")
+    equal(await _found(store, '"17 pear"'), [], "the hits of these words in another sequence")
     equal(await searchable(store).count_texts(texts, limit=3), 3, "a count that ends at its limit")
     for wrong in ("", "x", "-1", "9" * 30):
         await refuses(InvalidInputError, searchable(store).search_texts(texts, cursor=wrong), f"cursor {wrong!r}")

@@ -3,6 +3,9 @@
 Both have the words of each message with a prefix that names the user, so a search reads nothing of other users, and
 takes no longer for them. Neither keeps texts: these are in the blocks.
 
+FTS5 keeps which texts have a word, and not where: that would take half as much space again. So a search for words that
+follow each other reads the texts that have all of them.
+
 FTS5 takes ten times as long for one text at a time as for many. So a commit stores only the row of a text; each
 `BATCH` texts, a commit adds the words of all new ones to the index. A search reads the texts that are not in it yet.
 
@@ -22,7 +25,7 @@ import itertools
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
@@ -178,20 +181,14 @@ class SQLiteTexts:
     def search(self, cursor: Any, texts: TextFilter, before: int, limit: int) -> list[TextHit]:
         if not _has_texts(cursor):
             return []
-        conditions, values = _conditions(texts, "?")
         indexed = _indexed(cursor)
         rows = list(itertools.islice(self._new(cursor, texts, indexed, before), limit))
         if len(rows) < limit:
             indexed_rows: list[tuple[Any, ...]] = []
-            queries = [_fts_query(prefixes, texts.query) for prefixes in _prefixes(cursor, texts, "?")]
-            for part, query in itertools.product(_parts(cursor), queries):
-                # CROSS JOIN, so that the index is read first, in its order, and only as far as needed.
-                statement = (
-                    f"SELECT {_SELECTED} FROM {part} w CROSS JOIN turnwise_texts t ON t.id = w.rowid "
-                    f"CROSS JOIN turnwise_sessions s ON s.key = t.session "
-                    f"WHERE w.words MATCH ? AND w.rowid < ? AND {conditions} ORDER BY w.rowid DESC LIMIT ?"
-                )
-                indexed_rows += cursor.execute(statement, (query, before, *values, limit - len(rows))).fetchall()
+            for statement, values in self._indexed_rows(cursor, texts, before):
+                with closing(cursor.connection.cursor()) as reader:
+                    found = reader.execute(statement, values)
+                    indexed_rows += itertools.islice(_in_sequence(cursor, found, texts.query), limit - len(rows))
             rows += heapq.nlargest(limit - len(rows), indexed_rows, key=itemgetter(0))
         return [_hit(row) for row in rows]
 
@@ -209,18 +206,27 @@ class SQLiteTexts:
     def count(self, cursor: Any, texts: TextFilter, limit: int) -> int:
         if not _has_texts(cursor):
             return 0
-        conditions, values = _conditions(texts, "?")
-        queries = [_fts_query(prefixes, texts.query) for prefixes in _prefixes(cursor, texts, "?")]
         count = sum(1 for _ in itertools.islice(self._new(cursor, texts, _indexed(cursor), MAX_COUNT), limit))
-        for part, query in itertools.product(_parts(cursor), queries):
+        for statement, values in self._indexed_rows(cursor, texts, MAX_COUNT):
             if count >= limit:
                 break
+            with closing(cursor.connection.cursor()) as reader:
+                found = _in_sequence(cursor, reader.execute(statement, values), texts.query)
+                count += sum(1 for _ in itertools.islice(found, limit - count))
+        return count
+
+    def _indexed_rows(self, cursor: Any, texts: TextFilter, before: int) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """Yield statements, with their values, for the rows in the index that have all words, the newest first."""
+        conditions, values = _conditions(texts, "?")
+        queries = [_fts_query(prefixes, texts.query) for prefixes in _prefixes(cursor, texts, "?")]
+        for part, query in itertools.product(_parts(cursor), queries):
+            # CROSS JOIN, so that the index is read first, in its order, and only as far as needed.
             statement = (
-                f"SELECT count(*) FROM (SELECT 1 FROM {part} w CROSS JOIN turnwise_texts t ON t.id = w.rowid "
-                f"CROSS JOIN turnwise_sessions s ON s.key = t.session WHERE w.words MATCH ? AND {conditions} LIMIT ?)"
+                f"SELECT {_SELECTED} FROM {part} w CROSS JOIN turnwise_texts t ON t.id = w.rowid "
+                f"CROSS JOIN turnwise_sessions s ON s.key = t.session "
+                f"WHERE w.{part} MATCH ? AND w.rowid < ? AND {conditions} ORDER BY w.rowid DESC"
             )
-            count += cursor.execute(statement, (query, *values, limit - count)).fetchone()[0]
-        return int(count)
+            yield statement, (query, before, *values)
 
 
 class PostgresTexts:
@@ -289,7 +295,8 @@ _INSERT_POSTGRES = (
 _PART_NAMES = [f"turnwise_words_{number}" for number in range(PARTS)]
 
 _FTS = (
-    "USING fts5(words, content='', columnsize=0, tokenize=\"unicode61 remove_diacritics 0 categories 'L* N* M* Co'\")"
+    "USING fts5(words, content='', columnsize=0, detail=none, "
+    "tokenize=\"unicode61 remove_diacritics 0 categories 'L* N* M* Co'\")"
 )
 
 
@@ -454,13 +461,28 @@ _HAS_MARK = {
 character NUL."""
 
 
+def _in_sequence(cursor: Any, rows: Iterator[tuple[Any, ...]], query: Query) -> Iterator[tuple[Any, ...]]:
+    """Yield those of the rows, which have all words of a query, whose texts have its words in their sequence."""
+    if all(len(term.words) == 1 for term in query.terms):
+        yield from rows
+        return
+    while some := list(itertools.islice(rows, _READ_AT_ONCE)):
+        texts = _stored_texts(cursor, [(row[1], row[6]) for row in some])
+        yield from (row for row, text in zip(some, texts, strict=True) if query.matches(text))
+
+
+_READ_AT_ONCE = 32
+"""How many texts are read at once to look for words that follow each other."""
+
+
 def _fts_query(prefixes: Sequence[str], query: Query) -> str:
-    """Return a query for FTS5. Words have no quotes, so each term is a string of it."""
+    """Return a query for FTS5 that finds what has all words. Words have no quotes, so each is a string of it."""
 
     def terms(prefix: str) -> str:
         return " AND ".join(
-            f'"{" ".join(f"{prefix}{word}" for word in term.words)}"{"*" if term.is_prefix else ""}'
+            f'"{prefix}{word}"{"*" if term.is_prefix and index == len(term.words) else ""}'
             for term in query.terms
+            for index, word in enumerate(term.words, 1)
         )
 
     return " OR ".join(f"({terms(prefix)})" for prefix in prefixes)

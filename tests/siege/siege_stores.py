@@ -276,8 +276,11 @@ def _read_tables(ask: Any) -> Found:
     for key, run_id, state in ask("SELECT session, run_id, state FROM turnwise_runs"):
         if key in sessions:
             records.runs[run_id] = state
-    terminal = ", ".join(f"'{kind}'" for kind in TERMINAL)
-    for key, run_id in ask(f"SELECT session, run_id FROM turnwise_events WHERE kind IN ({terminal})"):
+    terminal = ", ".join(f"'{kind}'" for kind in (*TERMINAL, "c"))  # that of most runs is short: see `run_event_row`
+    of_run = "turnwise_runs r ON r.session = e.session AND r.turn_index = e.turn_index"
+    for key, run_id in ask(
+        f"SELECT e.session, r.run_id FROM turnwise_events e JOIN {of_run} WHERE e.kind IN ({terminal})"
+    ):
         if key in sessions:
             records.ends[run_id] = records.ends.get(run_id, 0) + 1
     return records

@@ -5,11 +5,20 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any, get_args
 
 from turnwise.errors import CorruptRecordError, DuplicateKeyError, SessionFencedError, SessionNotFoundError
 from turnwise.memory.conversation.blocks import Text, User, encode
-from turnwise.memory.conversation.events import KINDS, Event, StoresBlocks, UnknownEvent
+from turnwise.memory.conversation.events import (
+    KINDS,
+    Event,
+    Places,
+    RunCompleted,
+    RunStarted,
+    StoresBlocks,
+    UnknownEvent,
+)
 from turnwise.memory.conversation.runs import RunOrigin, RunState
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span, Spans
@@ -107,6 +116,46 @@ async def check_turns_that_lost_something_are_found(store: SessionStore) -> None
     await owner.commit(turns=[turns[5]], dropped_turns=[6])
     equal(await store.turns_with_removals(SessionKey("s"), after=2), [less[-1]], "those that are left")
     await refuses(SessionNotFoundError, store.turns_with_removals(SessionKey("nobody")), "the turns of no session")
+
+
+@_law
+async def check_events_come_back_that_are_stored_with_their_runs(store: SessionStore) -> None:
+    """Also what the row of the run says too, in a store that has it once; later commits change none of it."""
+    owner, another = await own(store), await own(store, "another")
+    log, events = owner.session.log, list[Event]()
+    usages = (USAGE, None, Usage(), Usage(seconds=0.1234567891, calls=1), Usage(cost=1e-15))
+    labels: tuple[dict[str, str], ...] = ({}, {TEXT: TEXT})
+    for index, (usage, own_labels) in enumerate(product(usages, labels)):
+        run = a_run(f"r'\"{index}", index, labels=freeze(own_labels))
+        about: dict[str, Any] = {
+            "session_id": "s",
+            "at": 1763700000.123456 + index,
+            "turn_index": index,
+            "run_id": run.run_id,
+        }
+        about |= {"labels": own_labels, "turn_id": TEXT if index % 3 == 1 else None}
+        places: Places = (("", 5, 2**40),) if index % 4 else (("", 1, 2), (another.session.log, 0, 3))
+        started = RunStarted(seq=2 * index + 1, prompt=places, input=None if index % 5 else places, **about)
+        end = replace(run, state="completed", usage=usage, stop_reason=[None, "", TEXT][index % 3], ended_at=9.0)
+        span = (7, 2**40) if index % 4 else None
+        told: dict[str, Any] = {
+            "usage": usage if index % 7 else USAGE,
+            "stop_reason": end.stop_reason if index % 8 else "other",
+        }
+        ended = RunCompleted(seq=2 * index + 2, span=span, key=f"e{index}" if index % 2 else None, **told, **about)
+        turns = [a_turn(index, status="running", run_id=run.run_id, prompt=(Span(log, 0, 1),))]
+        if index % 2:  # as for a run that says a text
+            await owner.commit(turns=[replace(turns[0], status="completed")], new_run=end, events=[started, ended])
+        else:
+            await owner.commit(turns=turns, new_run=run, events=[started])
+            await owner.commit(turns=[replace(turns[0], status="completed")], runs=[end], events=[ended])
+        events += [started, ended]
+    (turn, *_) = await store.turns(SessionKey("s"))
+    await owner.commit(turns=[replace(turn, forgotten=True, usage=None, prompt=())], dropped_turns=[1])
+    key = SessionKey("s")
+    equal(await store.events(key), events, "the events of runs")
+    equal(await store.events(key, after=3, limit=3), events[3:6], "a page of them")
+    equal(await store.event_of_key(key, "e1"), events[3], "an event that is found by its key")
 
 
 @_law

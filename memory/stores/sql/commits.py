@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from turnwise.errors import DeliveryChangedError, SessionFencedError
 from turnwise.memory.conversation.ledger import key_in, numbers_of
+from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.quotas.records import CounterKey, QuotaCount, period_of
 from turnwise.memory.stores.base import Commit
@@ -24,12 +25,12 @@ from turnwise.memory.stores.sql.rows import (
     changed_session_row,
     compared_delivery_row,
     delivery_row,
-    event_row,
     ledger_values,
     left_member_row,
     log_key,
     member_row,
     received_delivery_row,
+    run_event_row,
     run_row,
     turn_row,
 )
@@ -116,6 +117,8 @@ class CommitWriter:
         """Return the commit as rows for `write`. Call it before the transaction, so that no other transaction waits."""
         key = log_key(commit.session.log)
         deliveries = [(change.before, change.after) for change in commit.deliveries]
+        stored_runs = [*commit.runs, *([commit.new_run] if commit.new_run else [])]
+        runs: dict[int | None, RunRecord] = {run.turn_index: run for run in stored_runs}
         kinds: tuple[Iterable[dict[str, Any]], ...] = (
             (
                 {"log": key, "at": position, "body": body}
@@ -128,7 +131,7 @@ class CommitWriter:
             ({"b_session": key, "b_upto": commit.forget_events},) if commit.forget_events else (),
             ({"b_session": key, "b_upto": commit.forget_turns},) if commit.forget_turns >= 0 else (),
             ({"b_log": key, "b_at": position, "b_body": body} for position, body in commit.cleared_blocks),
-            (event_row(key, event) for event in commit.events),
+            (run_event_row(key, event, runs) for event in commit.events),
             (delivery_row(key, after) for before, after in deliveries if after and not before),
             (changed_delivery_row(key, before, after) for before, after in deliveries if before and after),
             (compared_delivery_row(key, before) for before, after in deliveries if before and not after),

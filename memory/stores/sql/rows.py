@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 import pydantic_core
 
 from turnwise.errors import CorruptRecordError
-from turnwise.memory.conversation.codec import decoded, decoded_event, to_json
-from turnwise.memory.conversation.events import AnyEvent, Event, encode_body
+from turnwise.memory.conversation.codec import decoded, decoded_event, encode_json, to_json
+from turnwise.memory.conversation.events import AnyEvent, Event, RunCompleted, RunStarted, encode_body
 from turnwise.memory.conversation.ledger import NUMBERS, LedgerKey
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.runs import RUN_CHANGES, RunRecord
@@ -59,8 +59,13 @@ def _values(row: Any, names: Iterable[str], texts: set[str]) -> dict[str, Any]:
         if value is not None:
             values[name] = pydantic_core.from_json(value) if name in texts else value
     for field_name in _USAGES & values.keys():
-        values[field_name] = {_LONG.get(name, name): number for name, number in dict(values[field_name]).items()}
+        values[field_name] = _long_names(values[field_name])
     return values
+
+
+def _long_names(usage: Any) -> dict[str, Any]:
+    names: dict[str, Any] = dict(usage)
+    return {_LONG.get(name, name): number for name, number in names.items()}
 
 
 _USAGES = {"usage", "agents_usage"}
@@ -85,8 +90,13 @@ _LONG = {short: name for name, short in _SHORT.items()}
 def _usage_text(usage: Usage | None) -> str | None:
     if usage is None:
         return None
-    values = vars(usage) | {"seconds": round(usage.seconds, 6), "cost": round(usage.cost, 12)}  # more digits are noise
+    seconds, cost = _rounded(usage)
+    values = vars(usage) | {"seconds": seconds, "cost": cost}
     return to_json({short: values[name] for name, short in _SHORT.items() if values[name]})
+
+
+def _rounded(usage: Usage) -> tuple[float, float]:
+    return round(usage.seconds, 6), round(usage.cost, 12)  # more digits are noise
 
 
 _OWN_LOG = 0
@@ -373,6 +383,75 @@ def event_row(key: int, event: Event, *, blocks: bool = False) -> dict[str, Any]
         "kind": kind,
         "body": body,
     }
+
+
+OF_TURN = ""
+"""Stored in place of an event's run id, if it is the run of the event's turn; each has its id in the runs' table."""
+
+_STARTED, _COMPLETED = "s", "c"
+"""Stored in place of the kinds of the two events that most runs have, if the run's row says the rest of them."""
+
+
+def run_event_row(key: int, event: Event, runs: Mapping[int | None, RunRecord]) -> dict[str, Any]:
+    """Return the row of an event in a session store: without what the row of its run has.
+
+    Args:
+        runs: the runs that are stored with the event, by their turns. A run that has ended does not change any more.
+    """
+    run = runs.get(event.turn_index)
+    if run is None or event.run_id != run.run_id:
+        return event_row(key, event)
+    columns: dict[str, Any] = {"session": key, "seq": event.seq, "at": event.at, "turn_index": event.turn_index}
+    columns |= {"run_id": OF_TURN, "event_key": event.key}
+    if event.turn_id is None and not event.labels:
+        if isinstance(event, RunStarted) and event.input is None and len(event.prompt) == 1:
+            log, *places = event.prompt[0]
+            if not log:
+                return columns | {"kind": _STARTED, "body": encode_json(places)}
+        elif isinstance(event, RunCompleted) and _is_in_row(run) and _end_of(run) == (event.usage, event.stop_reason):
+            return columns | {"kind": _COMPLETED, "body": encode_json(event.span or ())}
+    kind, body = encode_body(event)
+    return columns | {"kind": kind, "body": body}
+
+
+def _end_of(run: RunRecord) -> tuple[Usage | None, str | None]:
+    return run.usage, run.stop_reason
+
+
+def _is_in_row(run: RunRecord) -> bool:
+    """Return whether the run has completed, and its row has its usage as it is."""
+    usage = run.usage or _UNUSED
+    return run.state == "completed" and _rounded(usage) == (usage.seconds, usage.cost)
+
+
+def whole_event_row(row: Sequence[Any], runs: Mapping[int, Sequence[Any]], session: SessionKey) -> Sequence[Any]:
+    """Return the columns of an event that `run_event_row` has shortened, with what the row of its run has.
+
+    Args:
+        runs: by their turns, the id, the usage and the stop reason of the runs as they are stored.
+    """
+    own, seq, at, turn_index, _, event_key, kind, body = row
+
+    def whole() -> Sequence[Any]:
+        run_id, usage, stop_reason = runs[turn_index]
+        whole_kind, whole_body = kind, body
+        if kind in (_STARTED, _COMPLETED):
+            places = pydantic_core.from_json(body)
+            fields: dict[str, Any] = {"prompt": [[_OWN, *places]]} if kind == _STARTED else {}
+            if kind == _COMPLETED:
+                end = {"span": places or None, "stop_reason": stop_reason and pydantic_core.from_json(stop_reason)}
+                end["usage"] = usage and _long_names(pydantic_core.from_json(usage))
+                fields = {name: value for name, value in end.items() if value is not None}
+            whole_kind, whole_body = _KINDS[kind], encode_json(fields)
+        return own, seq, at, turn_index, run_id, event_key, whole_kind, whole_body
+
+    return decoded(f"event {session.session_id}:{seq}", whole)
+
+
+_OWN = ""
+"""The name of the session's own log in events."""
+
+_KINDS = {_STARTED: "run_started", _COMPLETED: "run_completed"}
 
 
 def read_event(row: Iterable[Any], session: SessionKey) -> AnyEvent:

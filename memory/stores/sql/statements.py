@@ -276,6 +276,11 @@ class Statements:
         )
         self.clear_block = statement(_clearing(dialect))
         self.insert_event = statement(sa.insert(events))
+        self.runs_of_events = statement(
+            sa.select(runs.c.turn_index, runs.c.run_id, runs.c.usage, runs.c.stop_reason).where(
+                runs.c.session == bind("key"), runs.c.turn_index.between(bind("first"), bind("last"))
+            )
+        )
         self.event_of_key = statement(
             sa.select(events).where(events.c.session == owner, events.c.event_key == bind("event_key"))
         )

@@ -79,6 +79,7 @@ from turnwise.memory.stores.sql.commits import CommitRows, CommitWriter, attempt
 from turnwise.memory.stores.sql.deletion import Deleting, Deletion, rename_in_ledger
 from turnwise.memory.stores.sql.files import FileTables
 from turnwise.memory.stores.sql.rows import (
+    OF_TURN,
     changed_delivery_row,
     compared_delivery_row,
     delivery_row,
@@ -93,12 +94,14 @@ from turnwise.memory.stores.sql.rows import (
     read_turn,
     session_row,
     turn_row,
+    whole_event_row,
 )
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 from turnwise.memory.stores.sql.statements import Statement, read_first, read_page, statements_of
 from turnwise.memory.stores.sql.texts import text_index
 from turnwise.memory.values.corrupt_records import UNDECODABLE
 from turnwise.memory.values.ids import check_names, new_key
+from turnwise.memory.values.ranges import MAX_COUNT
 from turnwise.memory.values.records import record_of, record_text
 from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES
 
@@ -426,11 +429,29 @@ class SQLStore(SecureDeleteDatabase):
         return await self._list(self._sql.runs, key, after, limit, lambda row: read_run(row, key))
 
     async def events(self, key: SessionKey, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
-        return await self._list(self._sql.events.rows, key, after, limit, lambda row: read_event(row, key))
+        bounds = {**key._asdict(), "after": after, "limit": check_limit(limit)}
+        return await self._read(lambda connection: self._events(connection, self._sql.events, key, bounds))
 
     async def event_of_key(self, key: SessionKey, event_key: str) -> AnyEvent | None:
-        row = await self._find(self._sql.event_of_key, {**key._asdict(), "event_key": event_key}, key)
-        return read_event(row, key) if row else None
+        names = {**key._asdict(), "event_key": event_key}
+        events = await self._read(lambda connection: self._events(connection, self._sql.event_of_key, key, names))
+        return events[0] if events else None
+
+    def _events(
+        self, connection: sa.Connection, select: Statement, key: SessionKey, values: dict[str, Any]
+    ) -> list[AnyEvent]:
+        """Return the events of a statement's rows, each with what the row of its run has."""
+        rows, _ = read_page(select.rows(connection, values), MAX_COUNT)
+        turns = [row[_TURN_INDEX] for row in rows if row[_RUN_ID] == OF_TURN]
+        if not rows:
+            self._session(connection, key)
+        if not turns:
+            return [read_event(row, key) for row in rows]
+        between = {"key": rows[0][_SESSION], "first": min(turns), "last": max(turns)}
+        runs = {turn_index: run for turn_index, *run in self._sql.runs_of_events.rows(connection, between)}
+        if not runs.keys() >= set(turns):
+            self._session(connection, key)  # it was deleted meanwhile
+        return [read_event(whole_event_row(row, runs, key) if row[_RUN_ID] == OF_TURN else row, key) for row in rows]
 
     async def query(
         self,
@@ -870,6 +891,12 @@ class SQLStore(SecureDeleteDatabase):
     async def _has_delivery(self, user_id: str, delivery_id: str) -> bool:
         values = {"user_id": user_id, "delivery_id": delivery_id}
         return await self._read(lambda connection: self._sql.stored_id(connection, values).one_or_none() is not None)
+
+
+_SESSION, _TURN_INDEX, _RUN_ID = (
+    [column.name for column in schema.events.columns].index(name) for name in ("session", "turn_index", "run_id")
+)
+"""The places of columns in a row of events."""
 
 
 def _cursor(connection: sa.Connection) -> Any:

@@ -22,7 +22,7 @@ from turnwise.memory.conversation.events import (
 from turnwise.memory.conversation.runs import RunOrigin, RunState
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span, Spans
-from turnwise.memory.conversation.turns import TurnStatus
+from turnwise.memory.conversation.turns import TurnRecord, TurnStatus
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.conformance.fixtures import (
@@ -119,10 +119,10 @@ async def check_turns_that_lost_something_are_found(store: SessionStore) -> None
 
 
 @_law
-async def check_events_come_back_that_are_stored_with_their_runs(store: SessionStore) -> None:
-    """Also what the row of the run says too, in a store that has it once; later commits change none of it."""
+async def check_turns_and_events_come_back_that_are_stored_with_their_runs(store: SessionStore) -> None:
+    """Also what the run says too, if a store has that only once; later commits change no more than they name."""
     owner, another = await own(store), await own(store, "another")
-    log, events = owner.session.log, list[Event]()
+    log, events, turns = owner.session.log, list[Event](), list[TurnRecord]()
     usages = (USAGE, None, Usage(), Usage(seconds=0.1234567891, calls=1), Usage(cost=1e-15))
     labels: tuple[dict[str, str], ...] = ({}, {TEXT: TEXT})
     for index, (usage, own_labels) in enumerate(product(usages, labels)):
@@ -143,16 +143,26 @@ async def check_events_come_back_that_are_stored_with_their_runs(store: SessionS
             "stop_reason": end.stop_reason if index % 8 else "other",
         }
         ended = RunCompleted(seq=2 * index + 2, span=span, key=f"e{index}" if index % 2 else None, **told, **about)
-        turns = [a_turn(index, status="running", run_id=run.run_id, prompt=(Span(log, 0, 1),))]
+        parent = [None, f"s#{index - 1}", "another#1"][index % 3]
+        new = a_turn(index, status="running", run_id=run.run_id, parent=parent, prompt=(Span(log, 0, 1),))
+        final: dict[str, Any] = {"usage": usage if index in (1, 4, 5) else None, "created_at": 1.5 + index % 2}
+        # The usage of turns may be rounded, that of events not.
+        turn = replace(new, status="completed", stop_reason=[None, "", TEXT][index % 3], **final)
         if index % 2:  # as for a run that says a text
-            await owner.commit(turns=[replace(turns[0], status="completed")], new_run=end, events=[started, ended])
+            await owner.commit(turns=[turn], new_run=end, events=[started, ended])
         else:
-            await owner.commit(turns=turns, new_run=run, events=[started])
-            await owner.commit(turns=[replace(turns[0], status="completed")], runs=[end], events=[ended])
+            await owner.commit(turns=[new], new_run=run, events=[started])
+            equal((await store.turns(SessionKey("s")))[-1], new, "a turn whose run has begun")
+            await owner.commit(turns=[turn], runs=[end], events=[ended])
         events += [started, ended]
-    (turn, *_) = await store.turns(SessionKey("s"))
-    await owner.commit(turns=[replace(turn, forgotten=True, usage=None, prompt=())], dropped_turns=[1])
+        turns.append(turn)
     key = SessionKey("s")
+    equal(await store.turns(key), turns, "the turns of runs")
+    equal((await store.state(key)).head, turns[-1], "the last turn")
+    turns[0] = replace(turns[0], forgotten=True, usage=None, prompt=())
+    turns[2] = replace(turns[2], marks=NESTED)
+    await owner.commit(turns=[turns[0], turns[2]], dropped_turns=[1])
+    equal(await store.turns(key), [turns[0], *turns[2:]], "turns that have changed")
     equal(await store.events(key), events, "the events of runs")
     equal(await store.events(key, after=3, limit=3), events[3:6], "a page of them")
     equal(await store.event_of_key(key, "e1"), events[3], "an event that is found by its key")

@@ -125,7 +125,7 @@ class CommitWriter:
                 for position, body in enumerate(commit.blocks, commit.log_size_before)
             ),
             ({"b_session": key, "b_idx": index} for index in commit.dropped_turns),
-            (turn_row(key, turn) for turn in commit.turns),
+            (turn_row(key, turn, of.session_id, runs.get(turn.index)) for turn in commit.turns),
             (run_row(key, commit.new_run),) if commit.new_run else (),
             (changed_run_row(key, run) for run in commit.runs),
             ({"b_session": key, "b_upto": commit.forget_events},) if commit.forget_events else (),

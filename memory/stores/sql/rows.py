@@ -17,7 +17,7 @@ from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.runs import RUN_CHANGES, RunRecord
 from turnwise.memory.conversation.sessions import SESSION_CHANGES, Inherited, SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans
-from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.conversation.turns import TurnRecord, turn_id
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.deliveries.schedules import Schedule
@@ -211,11 +211,23 @@ def read_title(title: Any) -> str | None:
     return None
 
 
-def turn_row(key: int, turn: TurnRecord) -> dict[str, Any]:
-    return {
+OF_RUN = ""
+"""Stored in place of a text of a turn that the row of its run has. That of the end is there once the run has ended."""
+
+NO_PARENT = ""
+"""Stored in place of the parent of a turn that is not the first and continues none; NULL is the turn before it."""
+
+
+def turn_row(key: int, turn: TurnRecord, session_id: str, run: RunRecord | None = None) -> dict[str, Any]:
+    """Return the row of a turn: without what the row of its run has.
+
+    Args:
+        run: the run that is stored with it, if any. A run that has ended does not change any more.
+    """
+    row = {
         "session": key,
         "idx": turn.index,
-        "parent": turn.parent,
+        "parent": None if turn.parent == _usual_parent(session_id, turn.index) else turn.parent or NO_PARENT,
         "turn_id": turn.turn_id,
         "run_id": turn.run_id,
         "status": turn.status,
@@ -232,18 +244,37 @@ def turn_row(key: int, turn: TurnRecord) -> dict[str, Any]:
         "removed": spans_text(turn.removed, key) if turn.removed else None,
         "marks": to_json(turn.marks or None),
     }
+    if run and run.run_id == turn.run_id:
+        row["run_id"] = OF_RUN
+        if run.created_at == turn.created_at:
+            row["created_at"] = None
+        if run.state == turn.status and not run.is_open:
+            row["status"] = OF_RUN
+            if turn.usage is not None and turn.usage == run.usage:
+                row["usage"] = OF_RUN
+            if turn.stop_reason is not None and turn.stop_reason == run.stop_reason:
+                row["stop_reason"] = OF_RUN
+    return row
+
+
+def _usual_parent(session_id: str, index: int) -> str | None:
+    """Return the turn that most turns with this index continue: the one before; None for the first."""
+    return turn_id(session_id, index - 1) if index else None
 
 
 _TURN_FIELDS = [field.name for field in fields(TurnRecord) if field.name not in ("index", "forgotten")]
 
 
 def read_turn(row: Any, key: SessionKey) -> TurnRecord:
+    """Return the turn of a row, which has what the row of its run has: see `Statements`."""
+
     def decode() -> TurnRecord:
         values = _values(row, _TURN_FIELDS, _TURN_TEXTS)
+        parent = values.pop("parent", _usual_parent(key.session_id, row.idx)) or None
         for name in _SPANS:
             if name in values:
                 values[name] = read_spans(values[name], row.session)
-        return record_of(TurnRecord, values | {"index": row.idx, "forgotten": bool(row.forgotten)})
+        return record_of(TurnRecord, values | {"parent": parent, "index": row.idx, "forgotten": bool(row.forgotten)})
 
     return decoded(f"turn {key.session_id}#{row.idx}", decode)
 

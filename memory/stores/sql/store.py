@@ -217,7 +217,7 @@ class SQLStore(SecureDeleteDatabase):
             if borrowed:
                 self._sql.insert_borrowed(connection, [{"session": key, **_bounds(span)} for span in borrowed])
             if turn:
-                self._sql.put_turn(connection, [turn_row(key, turn)])
+                self._sql.put_turn(connection, [turn_row(key, turn, session.session_id)])
             if session.members:
                 self._sql.add_member(connection, [member_row(key, user_id) for user_id in session.members])
             if texts:

@@ -267,7 +267,8 @@ def _read_tables(ask: Any) -> Found:
     }
     logs: dict[int, dict[int, str]] = {}
     for log, position, body in ask("SELECT log, at, body FROM turnwise_blocks"):
-        logs.setdefault(log, {})[position] = body
+        is_short = not body.startswith("{")  # as t"..." or u"..."
+        logs.setdefault(log, {})[position] = f'{{"kind":"text","text":{body[1:]}}}' if is_short else body
     for key, (name, user, size) in sessions.items():
         own = logs.get(key, {})
         records.add_log(name, own, size)

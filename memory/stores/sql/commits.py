@@ -32,6 +32,7 @@ from turnwise.memory.stores.sql.rows import (
     received_delivery_row,
     run_event_row,
     run_row,
+    short_body,
     turn_row,
 )
 from turnwise.memory.stores.sql.sqlite_file import begin_writing
@@ -121,7 +122,7 @@ class CommitWriter:
         runs: dict[int | None, RunRecord] = {run.turn_index: run for run in stored_runs}
         kinds: tuple[Iterable[dict[str, Any]], ...] = (
             (
-                {"log": key, "at": position, "body": body}
+                {"log": key, "at": position, "body": short_body(body)}
                 for position, body in enumerate(commit.blocks, commit.log_size_before)
             ),
             ({"b_session": key, "b_idx": index} for index in commit.dropped_turns),
@@ -130,7 +131,7 @@ class CommitWriter:
             (changed_run_row(key, run) for run in commit.runs),
             ({"b_session": key, "b_upto": commit.forget_events},) if commit.forget_events else (),
             ({"b_session": key, "b_upto": commit.forget_turns},) if commit.forget_turns >= 0 else (),
-            ({"b_log": key, "b_at": position, "b_body": body} for position, body in commit.cleared_blocks),
+            ({"b_log": key, "b_at": position, "b_body": short_body(body)} for position, body in commit.cleared_blocks),
             (run_event_row(key, event, runs) for event in commit.events),
             (delivery_row(key, after) for before, after in deliveries if after and not before),
             (changed_delivery_row(key, before, after) for before, after in deliveries if before and after),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
@@ -114,6 +115,23 @@ def spans_text(spans: Spans, own: int) -> str:
 def read_spans(spans: Iterable[tuple[int, int, int]], own: int) -> Spans:
     """Return the spans that `spans_text` wrote, from their JSON."""
     return tuple(Span(str(own if log == _OWN_LOG else log), start, stop) for log, start, stop in spans)
+
+
+def short_body(block: str) -> str:
+    """Return an encoded block as its row has it: `u"..."` for a prompt's text, `t"..."` for that of an answer."""
+    short = _TEXT_BLOCK.fullmatch(block)
+    return f"{short['kind'][0]}{short['text']}" if short else block
+
+
+def whole_body(body: str) -> str:
+    """Return the encoded block that `short_body` shortened."""
+    kind = _KINDS_OF_TEXT.get(body[:2])
+    return f'{{"kind":"{kind}","text":{body[1:]}}}' if kind else body
+
+
+_TEXT_BLOCK = re.compile(r"""\{"kind":"(?P<kind>user|text)","text":(?P<text>"(?>[^"\\]+|\\.)*")\}""")
+
+_KINDS_OF_TEXT = {'u"': "user", 't"': "text"}
 
 
 _SESSION_FIELDS = [field.name for field in fields(SessionRecord) if field.name not in ("log", "usage", "inherited")]

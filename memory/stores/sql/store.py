@@ -94,6 +94,7 @@ from turnwise.memory.stores.sql.rows import (
     read_turn,
     session_row,
     turn_row,
+    whole_body,
     whole_event_row,
 )
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
@@ -395,7 +396,7 @@ class SQLStore(SecureDeleteDatabase):
                             break
                         if body is UNDECODABLE:
                             raise CorruptRecordError(f"block {span.log}:{position}", "it is not UTF-8 text")
-                        bodies.append(body)
+                        bodies.append(whole_body(body))
                         position += 1
                         size += BLOCK_BYTES + len(body)
                         if size > PAGE_BYTES:

@@ -35,12 +35,13 @@ import sqlalchemy as sa
 
 from turnwise.memory.conversation.branches import Branch, is_shown
 from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.stores.base import NO_CALLER
 from turnwise.memory.stores.search.query import Query
-from turnwise.memory.stores.search.records import MessageText, TextFilter, TextHit, text_of_blocks
+from turnwise.memory.stores.search.records import MessageText, SearchedRole, TextFilter, TextHit, text_of_blocks
 from turnwise.memory.stores.search.words import plain_words
 from turnwise.memory.stores.sql import schema
-from turnwise.memory.stores.sql.rows import read_spans, read_title, spans_text
+from turnwise.memory.stores.sql.rows import read_spans, read_title, spans_text, whole_body
 from turnwise.memory.values.ranges import MAX_COUNT
 
 PARTS = 16
@@ -109,7 +110,24 @@ _PREFIX_CHARS = 7
 
 
 def _row(key: int, text: MessageText) -> tuple[Any, ...]:
-    return key, text.turn_index, text.number, text.role, text.at, spans_text(text.spans, key)
+    return key, text.turn_index, text.number, _SHORT_ROLES[text.role], text.at, _spans_text(text.spans, key)
+
+
+_SHORT_ROLES = {"user": "u", "assistant": "a"}
+
+_ROLES: dict[str, SearchedRole] = {"u": "user", "a": "assistant"}
+
+
+def _spans_text(spans: Spans, key: int) -> str:
+    """Return spans as `spans_text` does; most texts are one block of the session's own log: then its position."""
+    if len(spans) == 1 and spans[0].log == str(key) and spans[0].stop == spans[0].start + 1:
+        return str(spans[0].start)
+    return spans_text(spans, key)
+
+
+def _read_spans(text: str, key: int) -> Spans:
+    spans = json.loads(text)
+    return (Span(str(key), spans, spans + 1),) if isinstance(spans, int) else read_spans(spans, key)
 
 
 class SQLiteTexts:
@@ -382,7 +400,7 @@ def _stored_texts(cursor: Any, texts: Sequence[tuple[int, str]]) -> list[str]:
     places: list[tuple[int, int, int]] = []
     for number, (key, spans) in enumerate(texts):
         with suppress(ValueError, KeyError, TypeError, AttributeError):
-            own = [(int(log), start, stop) for log, start, stop in read_spans(json.loads(spans), key)]
+            own = [(int(log), start, stop) for log, start, stop in _read_spans(spans, key)]
             places += own
             numbers += [number] * len(own)
     bodies: list[list[str]] = [[] for _ in texts]
@@ -393,7 +411,7 @@ def _stored_texts(cursor: Any, texts: Sequence[tuple[int, str]]) -> list[str]:
 
 def _text_of(bodies: Sequence[str]) -> str:
     with suppress(ValueError, KeyError, TypeError, AttributeError):
-        return text_of_blocks(bodies)
+        return text_of_blocks(map(whole_body, bodies))
     return ""
 
 
@@ -410,7 +428,7 @@ def _conditions(texts: TextFilter, place: str) -> tuple[str, list[Any]]:
         "s.agent =": texts.agent,
         "s.session_id =": texts.session_id,
         "s.called_by =": None if texts.agents else NO_CALLER,
-        "t.role =": texts.role,
+        "t.role =": texts.role and _SHORT_ROLES[texts.role],
         "t.at >=": texts.since,
         "t.at <": texts.until,
     }
@@ -515,9 +533,9 @@ def _hit(row: Sequence[Any]) -> TextHit:
         agent=agent,
         turn_index=index,
         number=number,
-        role=role,
+        role=_ROLES[role],
         at=at,
-        spans=read_spans(json.loads(spans), session),
+        spans=_read_spans(spans, session),
         cursor=str(text_id),
         is_shown=not branches or is_shown(tuple(Branch(*pair) for pair in json.loads(branches)), index),
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from turnwise.errors import InvalidInputError, SessionFencedError
-from turnwise.memory.conversation.blocks import CLEARED, Text, User, encode
+from turnwise.memory.conversation.blocks import CLEARED, Block, Text, User, encode
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.stores.base import SessionStore
-from turnwise.memory.stores.conformance.fixtures import IDS, Owner, a_session, a_turn, own, unchanged
+from turnwise.memory.stores.conformance.fixtures import IDS, Owner, a_run, a_session, a_turn, own, unchanged
 from turnwise.memory.stores.conformance.laws import Law, collector, equal, refuses
 from turnwise.memory.stores.search.query import parse_query
 from turnwise.memory.stores.search.records import (
@@ -180,6 +181,28 @@ async def check_search_filters_by_agent_session_role_and_time(store: SessionStor
     )
     equal((hit.title, hit.agent, hit.role, hit.at), ("A trip", "clerk", "user", 10.0), "what a hit says")
     equal(len(await store.blocks(hit.spans)), 1, "the blocks of a hit")
+
+
+@_law
+async def check_search_filters_by_the_time_of_runs(store: SessionStore) -> None:
+    """A prompt was said when its run was created, and an answer when that ended, as the run's record says too."""
+    owner = await own(store)
+    run = a_run("r", 0, created_at=10.25)
+    end = replace(run, state="completed", ended_at=20.5)
+    commits: tuple[tuple[SearchedRole, float, Block, dict[str, Any]], ...] = (
+        ("user", 10.25, User(text="mango"), {"new_run": run, "turns": [a_turn(0, status="running", run_id="r")]}),
+        ("assistant", 20.5, Text(text="mango"), {"runs": [end], "turns": [a_turn(0, status="completed", run_id="r")]}),
+    )
+    for role, at, block, commit in commits:
+        size, log = owner.session.log_size, owner.session.log
+        text = MessageText(
+            turn_index=0, number=size, role=role, at=at, spans=(Span(log, size, size + 1),), text="mango"
+        )
+        await owner.commit(encode(block), texts=[text], **commit)
+    hits = await searchable(store).search_texts(TextFilter(query=parse_query("mango"), user_id=DEFAULT_USER))
+    equal([hit.at for hit in hits], [20.5, 10.25], "the times of hits")
+    equal(await _found(store, "mango", since=10.25, until=20.5), ["s#0:0"], "the hits before the run's end")
+    equal(await _found(store, "mango", since=10.5), ["s#0:1"], "the hits after the run's start")
 
 
 @_law

@@ -154,7 +154,7 @@ class CommitWriter:
             other_rows,
             changed,
             self._count_rows(commit.counts),
-            texts=tuple(self._texts.row_of(key, of.user_id, text) for text in commit.texts),
+            texts=tuple(self._texts.row_of(key, of.user_id, text, runs.get(text.turn_index)) for text in commit.texts),
             turns_without_texts=tuple({*commit.dropped_turns, *commit.dropped_texts}),
             wipes=bool(commit.cleared_blocks),
         )

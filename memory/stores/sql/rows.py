@@ -251,7 +251,7 @@ def turn_row(key: int, turn: TurnRecord, session_id: str, run: RunRecord | None 
         "status": turn.status,
         "prompt": spans_text(turn.prompt, key),
         "appended": spans_text(turn.appended, key) if turn.appended else None,
-        "input": spans_text(turn.input, key),
+        "input": USUAL if turn.input and turn.input == _usual_input(turn.prompt, key) else spans_text(turn.input, key),
         "output": spans_text(turn.output, key),
         "carried": spans_text(turn.carried, key) if turn.carried else None,
         "usage": _usage_text(turn.usage),
@@ -275,6 +275,15 @@ def turn_row(key: int, turn: TurnRecord, session_id: str, run: RunRecord | None 
     return row
 
 
+USUAL = ""
+"""Stored in place of a turn's input that is all of the session's own log up to the end of the prompt."""
+
+
+def _usual_input(prompt: Spans, own: int) -> Spans:
+    name = str(own)
+    return (Span(name, 0, prompt[-1].stop),) if prompt and prompt[-1].log == name else ()
+
+
 def _usual_parent(session_id: str, index: int) -> str | None:
     """Return the turn that most turns with this index continue: the one before; None for the first."""
     return turn_id(session_id, index - 1) if index else None
@@ -287,11 +296,14 @@ def read_turn(row: Any, key: SessionKey) -> TurnRecord:
     """Return the turn of a row, which has what the row of its run has: see `Statements`."""
 
     def decode() -> TurnRecord:
-        values = _values(row, _TURN_FIELDS, _TURN_TEXTS)
+        names = [name for name in _TURN_FIELDS if name != "input" or row.input != USUAL]
+        values = _values(row, names, _TURN_TEXTS)
         parent = values.pop("parent", _usual_parent(key.session_id, row.idx)) or None
         for name in _SPANS:
             if name in values:
                 values[name] = read_spans(values[name], row.session)
+        if "input" not in values:
+            values["input"] = _usual_input(values["prompt"], row.session)
         return record_of(TurnRecord, values | {"parent": parent, "index": row.idx, "forgotten": bool(row.forgotten)})
 
     return decoded(f"turn {key.session_id}#{row.idx}", decode)

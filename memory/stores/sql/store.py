@@ -101,7 +101,7 @@ from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 from turnwise.memory.stores.sql.statements import Statement, read_first, read_page, statements_of
 from turnwise.memory.stores.sql.texts import text_index
 from turnwise.memory.values.corrupt_records import UNDECODABLE
-from turnwise.memory.values.ids import check_names, new_key
+from turnwise.memory.values.ids import check_names, new_row_key
 from turnwise.memory.values.ranges import MAX_COUNT
 from turnwise.memory.values.records import record_of, record_text
 from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES
@@ -234,7 +234,9 @@ class SQLStore(SecureDeleteDatabase):
 
     def _insert(self, connection: sa.Connection, session: SessionRecord) -> int | None:
         """Insert the session and return its key; None if the id or the key is taken."""
-        row_key: int | None = self._sql.insert_session(connection, session_row(new_key(), session)).scalar_one_or_none()
+        row_key: int | None = self._sql.insert_session(
+            connection, session_row(new_row_key(), session)
+        ).scalar_one_or_none()
         return row_key
 
     async def now(self) -> float:

@@ -34,6 +34,7 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 
 from turnwise.memory.conversation.branches import Branch, is_shown
+from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.stores.base import NO_CALLER
@@ -68,8 +69,12 @@ class TextRow:
 class TextIndex(Protocol):
     """Writes and searches the index within a transaction, on the driver's own cursor."""
 
-    def row_of(self, key: int, user_id: str, text: MessageText) -> TextRow:
-        """Return the row of a text of a session."""
+    def row_of(self, key: int, user_id: str, text: MessageText, run: RunRecord | None = None) -> TextRow:
+        """Return the row of a text of a session.
+
+        Args:
+            run: the run of its turn, if that is stored with it. A run that has ended does not change any more.
+        """
 
     def insert(self, cursor: Any, rows: Sequence[TextRow]) -> None:
         """Insert texts of one or several sessions, whose blocks are stored."""
@@ -109,8 +114,16 @@ def _prefix(user_id: str) -> str:
 _PREFIX_CHARS = 7
 
 
-def _row(key: int, text: MessageText) -> tuple[Any, ...]:
-    return key, text.turn_index, text.number, _SHORT_ROLES[text.role], text.at, _spans_text(text.spans, key)
+def _row(key: int, text: MessageText, run: RunRecord | None) -> tuple[Any, ...]:
+    at_of_run = run and (run.created_at if text.role == "user" else run.ended_at)
+    at = None if text.at == at_of_run else text.at
+    return key, text.turn_index, text.number, _SHORT_ROLES[text.role], at, _spans_text(text.spans, key)
+
+
+_AT = "coalesce(t.at, CASE t.role WHEN 'u' THEN r.created_at ELSE r.ended_at END)"
+"""When the message of a text was said, which the row of its turn's run has too: see `_row`."""
+
+_JOIN_RUNS = "LEFT JOIN turnwise_runs r ON r.session = t.session AND r.turn_index = t.idx"
 
 
 _SHORT_ROLES = {"user": "u", "assistant": "a"}
@@ -133,8 +146,8 @@ def _read_spans(text: str, key: int) -> Spans:
 class SQLiteTexts:
     """The index in SQLite's FTS5."""
 
-    def row_of(self, key: int, user_id: str, text: MessageText) -> TextRow:
-        return TextRow(_row(key, text))
+    def row_of(self, key: int, user_id: str, text: MessageText, run: RunRecord | None = None) -> TextRow:
+        return TextRow(_row(key, text, run))
 
     def insert(self, cursor: Any, rows: Sequence[TextRow]) -> None:
         if not rows:
@@ -215,7 +228,7 @@ class SQLiteTexts:
         conditions, values = _conditions(texts, "?")
         statement = (
             f"SELECT {_SELECTED} FROM turnwise_texts t CROSS JOIN turnwise_sessions s ON s.key = t.session "
-            f"WHERE t.id > ? AND t.id < ? AND {conditions} ORDER BY t.id DESC"
+            f"{_JOIN_RUNS} WHERE t.id > ? AND t.id < ? AND {conditions} ORDER BY t.id DESC"
         )
         rows = cursor.execute(statement, (indexed, before, *values)).fetchall()
         stored_texts = _stored_texts(cursor, [(row[1], row[6]) for row in rows])
@@ -241,7 +254,7 @@ class SQLiteTexts:
             # CROSS JOIN, so that the index is read first, in its order, and only as far as needed.
             statement = (
                 f"SELECT {_SELECTED} FROM {part} w CROSS JOIN turnwise_texts t ON t.id = w.rowid "
-                f"CROSS JOIN turnwise_sessions s ON s.key = t.session "
+                f"CROSS JOIN turnwise_sessions s ON s.key = t.session {_JOIN_RUNS} "
                 f"WHERE w.{part} MATCH ? AND w.rowid < ? AND {conditions} ORDER BY w.rowid DESC"
             )
             yield statement, (query, before, *values)
@@ -250,10 +263,10 @@ class SQLiteTexts:
 class PostgresTexts:
     """The index in PostgreSQL's text search: a GIN index of the words, which are stored beside each row."""
 
-    def row_of(self, key: int, user_id: str, text: MessageText) -> TextRow:
+    def row_of(self, key: int, user_id: str, text: MessageText, run: RunRecord | None = None) -> TextRow:
         prefix = _prefix(user_id)
         lexemes = [f"'{prefix}{word}':{place}" for place, word in enumerate(plain_words(text.text), 1)]
-        return TextRow(_row(key, text), " ".join(lexemes))
+        return TextRow(_row(key, text, run), " ".join(lexemes))
 
     def insert(self, cursor: Any, rows: Sequence[TextRow]) -> None:
         if rows:
@@ -291,12 +304,13 @@ class PostgresTexts:
 
 
 _SELECTED = (
-    "t.id, t.session, t.idx, t.number, t.role, t.at, t.spans, s.session_id, s.user_id, s.title AS title, s.agent, "
+    f"t.id, t.session, t.idx, t.number, t.role, {_AT}, t.spans, s.session_id, s.user_id, s.title AS title, s.agent, "
     "s.branches"
 )
 
 _MATCHING_POSTGRES = (
-    "FROM turnwise_texts t JOIN turnwise_sessions s ON s.key = t.session WHERE t.words @@ CAST(%s AS tsquery)"
+    f"FROM turnwise_texts t JOIN turnwise_sessions s ON s.key = t.session {_JOIN_RUNS} "
+    "WHERE t.words @@ CAST(%s AS tsquery)"
 )
 
 _NEXT = (
@@ -326,7 +340,7 @@ def _ddl(statement: str) -> sa.DDL:
 
 _ROW = (
     "session BIGINT NOT NULL, idx BIGINT NOT NULL, number BIGINT NOT NULL, role TEXT NOT NULL, "
-    "at DOUBLE PRECISION NOT NULL, spans TEXT NOT NULL"
+    "at DOUBLE PRECISION, spans TEXT NOT NULL"
 )
 """The columns of a text: which message it is of, and where its blocks are. Ids grow in the order of storing."""
 
@@ -429,8 +443,8 @@ def _conditions(texts: TextFilter, place: str) -> tuple[str, list[Any]]:
         "s.session_id =": texts.session_id,
         "s.called_by =": None if texts.agents else NO_CALLER,
         "t.role =": texts.role and _SHORT_ROLES[texts.role],
-        "t.at >=": texts.since,
-        "t.at <": texts.until,
+        f"{_AT} >=": texts.since,
+        f"{_AT} <": texts.until,
     }
     used = {condition: value for condition, value in conditions.items() if value is not None}
     values = [*used.values(), *([] if texts.mark is None else [texts.mark])]

@@ -400,7 +400,7 @@ def _insert(cursor: Any, statement: str, rows: Sequence[tuple[Any, ...]]) -> Non
         rows = rows[count:]
 
 
-_ROWS, _ROWS_MORE = 64, 8
+_ROWS, _ROWS_MORE = BATCH, 8
 """How many rows are inserted at once: few different numbers, since SQLite's driver keeps the statements."""
 
 

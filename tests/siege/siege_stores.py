@@ -276,15 +276,19 @@ def _read_tables(ask: Any) -> Found:
             records.add_block(body, user)
     for key, run_id, state in ask("SELECT session, run_id, state FROM turnwise_runs"):
         if key in sessions:
-            records.runs[run_id] = state
+            records.runs[_text_of(run_id)] = state
     terminal = ", ".join(f"'{kind}'" for kind in (*TERMINAL, "c"))  # that of most runs is short: see `run_event_row`
     of_run = "turnwise_runs r ON r.session = e.session AND r.turn_index = e.turn_index"
     for key, run_id in ask(
         f"SELECT e.session, r.run_id FROM turnwise_events e JOIN {of_run} WHERE e.kind IN ({terminal})"
     ):
         if key in sessions:
-            records.ends[run_id] = records.ends.get(run_id, 0) + 1
+            records.ends[_text_of(run_id)] = records.ends.get(_text_of(run_id), 0) + 1
     return records
+
+
+def _text_of(run_id: str | bytes) -> str:
+    return run_id.hex() if isinstance(run_id, bytes) else run_id
 
 
 STORES: dict[str, type[SQLiteFile | Postgres | RedisStore]] = {

@@ -126,7 +126,7 @@ async def check_turns_and_events_come_back_that_are_stored_with_their_runs(store
     usages = (USAGE, None, Usage(), Usage(seconds=0.1234567891, calls=1), Usage(cost=1e-15))
     labels: tuple[dict[str, str], ...] = ({}, {TEXT: TEXT})
     for index, (usage, own_labels) in enumerate(product(usages, labels)):
-        run = a_run(f"r'\"{index}", index, labels=freeze(own_labels))
+        run = a_run([f"r'\"{index}", f"{index:024x}"][index % 2], index, labels=freeze(own_labels))
         about: dict[str, Any] = {
             "session_id": "s",
             "at": 1763700000.123456 + index,
@@ -157,7 +157,12 @@ async def check_turns_and_events_come_back_that_are_stored_with_their_runs(store
         events += [started, ended]
         turns.append(turn)
     key = SessionKey("s")
+    equal(
+        [await store.run(event.run_id or "") for event in events[::2]], await store.runs(key), "the runs by their ids"
+    )
     equal(await store.turns(key), turns, "the turns of runs")
+    again = owner.commit(new_run=a_run(f"{1:024x}", len(turns)))
+    await refuses(DuplicateKeyError, again, "a run with the id of another")
     equal((await store.state(key)).head, turns[-1], "the last turn")
     turns[0] = replace(turns[0], forgotten=True, usage=None, prompt=())
     turns[2] = replace(turns[2], marks=NESTED)

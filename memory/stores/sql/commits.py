@@ -127,7 +127,7 @@ class CommitWriter:
             ),
             ({"b_session": key, "b_idx": index} for index in commit.dropped_turns),
             (turn_row(key, turn, of.session_id, runs.get(turn.index)) for turn in commit.turns),
-            (run_row(key, commit.new_run),) if commit.new_run else (),
+            (run_row(key, commit.new_run, packs_id=self._is_sqlite),) if commit.new_run else (),
             (changed_run_row(key, run) for run in commit.runs),
             ({"b_session": key, "b_upto": commit.forget_events},) if commit.forget_events else (),
             ({"b_session": key, "b_upto": commit.forget_turns},) if commit.forget_turns >= 0 else (),

@@ -58,7 +58,7 @@ def _values(row: Any, names: Iterable[str], texts: set[str]) -> dict[str, Any]:
         if value is UNDECODABLE:
             raise UnfitError("it is not UTF-8 text")
         if value is not None:
-            values[name] = pydantic_core.from_json(value) if name in texts else value
+            values[name] = pydantic_core.from_json(value) if name in texts else whole_id(value)
     for field_name in _USAGES & values.keys():
         values[field_name] = _long_names(values[field_name])
     return values
@@ -67,6 +67,19 @@ def _values(row: Any, names: Iterable[str], texts: set[str]) -> dict[str, Any]:
 def _long_names(usage: Any) -> dict[str, Any]:
     names: dict[str, Any] = dict(usage)
     return {_LONG.get(name, name): number for name, number in names.items()}
+
+
+def packed_id(run_id: str) -> bytes | str:
+    """Return the id of a run as a SQLite file has it: in half of the space, if `new_id` has made it."""
+    return bytes.fromhex(run_id) if _NEW_ID.fullmatch(run_id) else run_id
+
+
+def whole_id(value: Any) -> Any:
+    """Return the id that `packed_id` packed; any other value as it is."""
+    return value.hex() if isinstance(value, bytes) else value
+
+
+_NEW_ID = re.compile("[0-9a-f]{24}")
 
 
 _USAGES = {"usage", "agents_usage"}
@@ -312,11 +325,12 @@ def read_turn(row: Any, key: SessionKey) -> TurnRecord:
 _RUN_FIELDS = [field.name for field in fields(RunRecord) if field.name not in ("session_id", "user_id", "origin")]
 
 
-def run_row(key: int, run: RunRecord) -> dict[str, Any]:
+def run_row(key: int, run: RunRecord, *, packs_id: bool) -> dict[str, Any]:
     values = vars(run)
     return {
         "session": key,
         **{name: values[name] for name in _RUN_FIELDS},
+        "run_id": packed_id(run.run_id) if packs_id else run.run_id,
         "labels": to_json(run.labels or None),
         "memory": _unless_on(run.memory),
         "params": to_json(run.params or None),
@@ -364,7 +378,7 @@ def read_run(row: Any, key: SessionKey) -> RunRecord:
             values["origin"] = {**values.get("origin", {}), "joins": True}
         return record_of(RunRecord, {**values, **key._asdict()})
 
-    return decoded(f"run {row.run_id}", decode)
+    return decoded(f"run {whole_id(row.run_id)}", decode)
 
 
 _DELIVERY_FIELDS = [field.name for field in fields(Delivery) if field.name not in ("session_id", "user_id")]
@@ -504,7 +518,7 @@ def whole_event_row(row: Sequence[Any], runs: Mapping[int, Sequence[Any]], sessi
                 end["usage"] = usage and _long_names(pydantic_core.from_json(usage))
                 fields = {name: value for name, value in end.items() if value is not None}
             whole_kind, whole_body = _KINDS[kind], encode_json(fields)
-        return own, seq, at, turn_index, run_id, event_key, whole_kind, whole_body
+        return own, seq, at, turn_index, whole_id(run_id), event_key, whole_kind, whole_body
 
     return decoded(f"event {session.session_id}:{seq}", whole)
 

@@ -147,7 +147,7 @@ Index("turnwise_turns_pending", turns.c.session, turns.c.idx, info={WHERE: _pend
 runs = Table(
     "turnwise_runs",
     tables,
-    Column("run_id", Text, nullable=False, unique=True),
+    Column("run_id", Text, nullable=False, unique=True),  # most are bytes in SQLite: see `packed_id`
     Column("session", _Key, nullable=False),
     Column("turn_index", BigInteger, nullable=False),
     Column("state", Text, nullable=False),

@@ -85,6 +85,7 @@ from turnwise.memory.stores.sql.rows import (
     delivery_row,
     log_key,
     member_row,
+    packed_id,
     read_deliveries,
     read_delivery,
     read_event,
@@ -417,7 +418,8 @@ class SQLStore(SecureDeleteDatabase):
 
     async def run(self, run_id: str, user_id: str = DEFAULT_USER) -> RunRecord:
         def read(connection: sa.Connection) -> RunRecord:
-            row = self._sql.run(connection, {"run_id": run_id, "user_id": user_id}).one_or_none()
+            names = {"run_id": packed_id(run_id) if self.is_local else run_id, "user_id": user_id}
+            row = self._sql.run(connection, names).one_or_none()
             if row is None:
                 raise RunNotFoundError(run_id, "the store")
             return read_run(row, SessionKey(row.session_id, row.user_id))
@@ -873,7 +875,8 @@ class SQLStore(SecureDeleteDatabase):
         if run := commit.new_run:
             if run.idempotency_key is not None and await self.run_of_key(key, run.idempotency_key):
                 return run.idempotency_key
-            is_run = sa.select(schema.runs.c.run_id).where(schema.runs.c.run_id == run.run_id)  # of any user
+            stored_id: Any = packed_id(run.run_id) if self.is_local else run.run_id
+            is_run = sa.select(schema.runs.c.run_id).where(schema.runs.c.run_id == stored_id)  # of any user
             if await self._read(lambda connection: connection.scalar(is_run)) is not None:
                 return run.run_id
         return await self._stored_delivery(key, [change.after for change in commit.deliveries if not change.before])

@@ -76,7 +76,8 @@ class Commit:
     """Indices of turns to delete, before `turns` are inserted."""
     new_run: RunRecord | None = None
     runs: Sequence[RunRecord] = ()
-    """Runs that replace the stored runs with their ids. Only the fields `RUN_CHANGES` may differ."""
+    """Runs that replace the stored runs with their ids, none of which has ended. Only the fields `RUN_CHANGES` may
+    differ."""
     events: Sequence[Event] = ()
     forget_events: int = 0
     """Stored events up to this sequence number are deleted before `events` are stored: the history store has them.

@@ -208,7 +208,8 @@ def fill(url: str, count: int) -> None:
         record = SessionRecord(session_id=f"session-{index}", created_at=now, updated_at=now, log_size=1, next_index=1)
         span = (Span(str(key), 0, 1),)
         sessions.append(session_row(key, record))
-        turns.append(turn_row(key, TurnRecord(index=0, status="completed", prompt=span, input=span, created_at=now)))
+        turn = TurnRecord(index=0, status="completed", prompt=span, input=span, created_at=now)
+        turns.append(turn_row(key, turn, record.session_id))
         blocks.append({"log": key, "at": 0, "body": block})
     engine = sa.create_engine(url)
     with engine.begin() as connection:

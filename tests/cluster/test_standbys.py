@@ -20,6 +20,7 @@ from servers.postgres_server import PostgresServer
 from turnwise import AsyncSessionManager, EchoEngine, InProcess, SessionManager
 from turnwise.actors.client.session import AsyncSession
 from turnwise.errors import SchemaMissingError, SessionRevertedError, StoreError, TurnwiseError
+from turnwise.memory.stores.sql.rows import whole_body
 from turnwise.memory.stores.urls import read_only, with_hosts_apart
 
 ECHO = EchoEngine()
@@ -172,7 +173,7 @@ def stored(url: str) -> tuple[Counter[str], Counter[str]]:
             " WHERE b.at = (t.prompt::json->0->>1)::int"
         ).fetchall()
         states = connection.execute("SELECT state FROM turnwise_runs").fetchall()
-    return Counter(json.loads(body)["text"] for (body,) in bodies), Counter(state for (state,) in states)
+    return Counter(json.loads(whole_body(body))["text"] for (body,) in bodies), Counter(state for (state,) in states)
 
 
 @pytest.mark.parametrize("loses", [False, True], ids=["synchronous", "asynchronous"])

@@ -267,7 +267,8 @@ def _read_tables(ask: Any) -> Found:
     }
     logs: dict[int, dict[int, str]] = {}
     for log, position, body in ask("SELECT log, at, body FROM turnwise_blocks"):
-        logs.setdefault(log, {})[position] = body
+        is_short = not body.startswith("{")  # as t"..." or u"..."
+        logs.setdefault(log, {})[position] = f'{{"kind":"text","text":{body[1:]}}}' if is_short else body
     for key, (name, user, size) in sessions.items():
         own = logs.get(key, {})
         records.add_log(name, own, size)
@@ -275,12 +276,19 @@ def _read_tables(ask: Any) -> Found:
             records.add_block(body, user)
     for key, run_id, state in ask("SELECT session, run_id, state FROM turnwise_runs"):
         if key in sessions:
-            records.runs[run_id] = state
-    terminal = ", ".join(f"'{kind}'" for kind in TERMINAL)
-    for key, run_id in ask(f"SELECT session, run_id FROM turnwise_events WHERE kind IN ({terminal})"):
+            records.runs[_text_of(run_id)] = state
+    terminal = ", ".join(f"'{kind}'" for kind in (*TERMINAL, "c"))  # that of most runs is short: see `run_event_row`
+    of_run = "turnwise_runs r ON r.session = e.session AND r.turn_index = e.turn_index"
+    for key, run_id in ask(
+        f"SELECT e.session, r.run_id FROM turnwise_events e JOIN {of_run} WHERE e.kind IN ({terminal})"
+    ):
         if key in sessions:
-            records.ends[run_id] = records.ends.get(run_id, 0) + 1
+            records.ends[_text_of(run_id)] = records.ends.get(_text_of(run_id), 0) + 1
     return records
+
+
+def _text_of(run_id: str | bytes) -> str:
+    return run_id.hex() if isinstance(run_id, bytes) else run_id
 
 
 STORES: dict[str, type[SQLiteFile | Postgres | RedisStore]] = {

@@ -280,7 +280,7 @@ async def test_reads_do_not_wait_for_another_process_that_writes_and_commits_wai
 
 
 def test_usage_is_stored_as_short_text_without_zeros(filled: Path) -> None:
-    """Because every turn and run has it."""
+    """Because every run has it. The row of its turn has only that it is the run's."""
     usage = Usage(input_tokens=12, calls=1, tool_calls=3, seconds=1.23456789, cost=0.1 + 0.2)
 
     async def spend(store: SQLStore) -> tuple[object, ...]:
@@ -301,9 +301,9 @@ def test_usage_is_stored_as_short_text_without_zeros(filled: Path) -> None:
     assert using(f"sqlite:///{filled}", spend) == (rounded, rounded, usage)
     connection = sqlite3.connect(filled)
     text = '{"in":12,"calls":1,"tools":3,"s":1.234568,"cost":0.3}'
-    for table, column in (("runs", "turn_index"), ("turns", "idx")):
+    for table, column, expected in (("runs", "turn_index", text), ("turns", "idx", "")):
         rows = connection.execute(f"SELECT usage FROM turnwise_{table} ORDER BY {column}").fetchall()
-        assert rows[1] == (text,)
+        assert rows[1] == (expected,)
     connection.close()
 
 

@@ -17,6 +17,7 @@ import turnwise
 from processes.later_version import edit, make_later
 from stored.open_stores import closing
 from turnwise.errors import SchemaVersionError
+from turnwise.memory.stores.sql.rows import whole_body
 from turnwise.memory.stores.sql.store import SQLStore
 from turnwise.memory.stores.urls import read_only
 
@@ -90,7 +91,7 @@ def prompts_in(database: str) -> Counter[tuple[str, str]]:
             "SELECT session_id, body FROM turnwise_turns t JOIN turnwise_sessions s ON s.key = t.session"
             " JOIN turnwise_blocks b ON b.log = s.key WHERE b.at = (t.prompt::json->0->>1)::int"
         ).fetchall()
-    return Counter((session, json.loads(body)["text"]) for session, body in rows)
+    return Counter((session, json.loads(whole_body(body))["text"]) for session, body in rows)
 
 
 def test_two_versions_at_once_lose_and_double_no_run(database: str, later: Path) -> None:

@@ -24,6 +24,7 @@ from patience import until
 from processes.later_version import add_fields, make_later
 from processes.ray_nodes import Nodes, own_ray
 from processes.told_program import told
+from turnwise.memory.stores.sql.rows import whole_body
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
@@ -77,7 +78,7 @@ class Cluster:
                 " WHERE b.at = (t.prompt::json->0->>1)::int AND s.session_id = ANY(%s)",
                 (list(session_ids),),
             ).fetchall()
-        return Counter(json.loads(body)["text"] for (body,) in rows)
+        return Counter(json.loads(whole_body(body))["text"] for (body,) in rows)
 
     def states(self, *session_ids: str) -> Counter[str]:
         """Return how many runs of these sessions are in which state."""

@@ -5,15 +5,24 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any, get_args
 
 from turnwise.errors import CorruptRecordError, DuplicateKeyError, SessionFencedError, SessionNotFoundError
 from turnwise.memory.conversation.blocks import Text, User, encode
-from turnwise.memory.conversation.events import KINDS, Event, StoresBlocks, UnknownEvent
+from turnwise.memory.conversation.events import (
+    KINDS,
+    Event,
+    Places,
+    RunCompleted,
+    RunStarted,
+    StoresBlocks,
+    UnknownEvent,
+)
 from turnwise.memory.conversation.runs import RunOrigin, RunState
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span, Spans
-from turnwise.memory.conversation.turns import TurnStatus
+from turnwise.memory.conversation.turns import TurnRecord, TurnStatus
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.conformance.fixtures import (
@@ -107,6 +116,61 @@ async def check_turns_that_lost_something_are_found(store: SessionStore) -> None
     await owner.commit(turns=[turns[5]], dropped_turns=[6])
     equal(await store.turns_with_removals(SessionKey("s"), after=2), [less[-1]], "those that are left")
     await refuses(SessionNotFoundError, store.turns_with_removals(SessionKey("nobody")), "the turns of no session")
+
+
+@_law
+async def check_turns_and_events_come_back_that_are_stored_with_their_runs(store: SessionStore) -> None:
+    """Also what the run says too, if a store has that only once; later commits change no more than they name."""
+    owner, another = await own(store), await own(store, "another")
+    log, events, turns = owner.session.log, list[Event](), list[TurnRecord]()
+    usages = (USAGE, None, Usage(), Usage(seconds=0.1234567891, calls=1), Usage(cost=1e-15))
+    labels: tuple[dict[str, str], ...] = ({}, {TEXT: TEXT})
+    for index, (usage, own_labels) in enumerate(product(usages, labels)):
+        run = a_run([f"r'\"{index}", f"{index:024x}"][index % 2], index, labels=freeze(own_labels))
+        about: dict[str, Any] = {
+            "session_id": "s",
+            "at": 1763700000.123456 + index,
+            "turn_index": index,
+            "run_id": run.run_id,
+        }
+        about |= {"labels": own_labels, "turn_id": TEXT if index % 3 == 1 else None}
+        places: Places = (("", 5, 2**40),) if index % 4 else (("", 1, 2), (another.session.log, 0, 3))
+        started = RunStarted(seq=2 * index + 1, prompt=places, input=None if index % 5 else places, **about)
+        end = replace(run, state="completed", usage=usage, stop_reason=[None, "", TEXT][index % 3], ended_at=9.0)
+        span = (7, 2**40) if index % 4 else None
+        told: dict[str, Any] = {
+            "usage": usage if index % 7 else USAGE,
+            "stop_reason": end.stop_reason if index % 8 else "other",
+        }
+        ended = RunCompleted(seq=2 * index + 2, span=span, key=f"e{index}" if index % 2 else None, **told, **about)
+        parent = [None, f"s#{index - 1}", "another#1"][index % 3]
+        new = a_turn(index, status="running", run_id=run.run_id, parent=parent, prompt=(Span(log, 0, 1),))
+        final: dict[str, Any] = {"usage": usage if index in (1, 4, 5) else None, "created_at": 1.5 + index % 2}
+        # The usage of turns may be rounded, that of events not.
+        turn = replace(new, status="completed", stop_reason=[None, "", TEXT][index % 3], **final)
+        if index % 2:  # as for a run that says a text
+            await owner.commit(turns=[turn], new_run=end, events=[started, ended])
+        else:
+            await owner.commit(turns=[new], new_run=run, events=[started])
+            equal((await store.turns(SessionKey("s")))[-1], new, "a turn whose run has begun")
+            await owner.commit(turns=[turn], runs=[end], events=[ended])
+        events += [started, ended]
+        turns.append(turn)
+    key = SessionKey("s")
+    equal(
+        [await store.run(event.run_id or "") for event in events[::2]], await store.runs(key), "the runs by their ids"
+    )
+    equal(await store.turns(key), turns, "the turns of runs")
+    again = owner.commit(new_run=a_run(f"{1:024x}", len(turns)))
+    await refuses(DuplicateKeyError, again, "a run with the id of another")
+    equal((await store.state(key)).head, turns[-1], "the last turn")
+    turns[0] = replace(turns[0], forgotten=True, usage=None, prompt=())
+    turns[2] = replace(turns[2], marks=NESTED)
+    await owner.commit(turns=[turns[0], turns[2]], dropped_turns=[1])
+    equal(await store.turns(key), [turns[0], *turns[2:]], "turns that have changed")
+    equal(await store.events(key), events, "the events of runs")
+    equal(await store.events(key, after=3, limit=3), events[3:6], "a page of them")
+    equal(await store.event_of_key(key, "e1"), events[3], "an event that is found by its key")
 
 
 @_law

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from turnwise.errors import InvalidInputError, SessionFencedError
-from turnwise.memory.conversation.blocks import CLEARED, Text, User, encode
+from turnwise.memory.conversation.blocks import CLEARED, Block, Text, User, encode
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.stores.base import SessionStore
-from turnwise.memory.stores.conformance.fixtures import IDS, Owner, a_session, a_turn, own, unchanged
+from turnwise.memory.stores.conformance.fixtures import IDS, Owner, a_run, a_session, a_turn, own, unchanged
 from turnwise.memory.stores.conformance.laws import Law, collector, equal, refuses
 from turnwise.memory.stores.search.query import parse_query
 from turnwise.memory.stores.search.records import (
@@ -183,6 +184,28 @@ async def check_search_filters_by_agent_session_role_and_time(store: SessionStor
 
 
 @_law
+async def check_search_filters_by_the_time_of_runs(store: SessionStore) -> None:
+    """A prompt was said when its run was created, and an answer when that ended, as the run's record says too."""
+    owner = await own(store)
+    run = a_run("r", 0, created_at=10.25)
+    end = replace(run, state="completed", ended_at=20.5)
+    commits: tuple[tuple[SearchedRole, float, Block, dict[str, Any]], ...] = (
+        ("user", 10.25, User(text="mango"), {"new_run": run, "turns": [a_turn(0, status="running", run_id="r")]}),
+        ("assistant", 20.5, Text(text="mango"), {"runs": [end], "turns": [a_turn(0, status="completed", run_id="r")]}),
+    )
+    for role, at, block, commit in commits:
+        size, log = owner.session.log_size, owner.session.log
+        text = MessageText(
+            turn_index=0, number=size, role=role, at=at, spans=(Span(log, size, size + 1),), text="mango"
+        )
+        await owner.commit(encode(block), texts=[text], **commit)
+    hits = await searchable(store).search_texts(TextFilter(query=parse_query("mango"), user_id=DEFAULT_USER))
+    equal([hit.at for hit in hits], [20.5, 10.25], "the times of hits")
+    equal(await _found(store, "mango", since=10.25, until=20.5), ["s#0:0"], "the hits before the run's end")
+    equal(await _found(store, "mango", since=10.5), ["s#0:1"], "the hits after the run's start")
+
+
+@_law
 async def check_search_pages_have_each_hit_once(store: SessionStore) -> None:
     """Hits come in the order in which they were stored, the newest first; a count ends at its limit."""
     owners = [await own(store, f"s{number}") for number in range(3)]
@@ -198,6 +221,8 @@ async def check_search_pages_have_each_hit_once(store: SessionStore) -> None:
             cursor = hits[-1].cursor
         equal(names, expected, f"the pages of {limit}")
     equal(await _found(store, "pear 17"), ["s2#17:1", "s2#17:0"], "the hits of an older text")
+    equal(await _found(store, '"pear 17"'), ["s2#17:1", "s2#17:0"], "the hits of words in their sequence")
+    equal(await _found(store, '"17 pear"'), [], "the hits of these words in another sequence")
     equal(await searchable(store).count_texts(texts, limit=3), 3, "a count that ends at its limit")
     for wrong in ("", "x", "-1", "9" * 30):
         await refuses(InvalidInputError, searchable(store).search_texts(texts, cursor=wrong), f"cursor {wrong!r}")

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from turnwise.errors import DeliveryChangedError, SessionFencedError
 from turnwise.memory.conversation.ledger import key_in, numbers_of
+from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.quotas.records import CounterKey, QuotaCount, period_of
 from turnwise.memory.stores.base import Commit
@@ -23,13 +24,14 @@ from turnwise.memory.stores.sql.rows import (
     changed_session_row,
     compared_delivery_row,
     delivery_row,
-    event_row,
     ledger_values,
     left_member_row,
     log_key,
     member_row,
     received_delivery_row,
+    run_event_row,
     run_row,
+    short_body,
     turn_row,
 )
 from turnwise.memory.stores.sql.sqlite_file import begin_writing
@@ -121,17 +123,19 @@ class CommitWriter:
         """Return the commit as rows for `write`. Call it before the transaction, so that no other transaction waits."""
         key = log_key(commit.session.log)
         changes = [(change.before, change.after) for change in commit.deliveries]
+        stored_runs = [*commit.runs, *([commit.new_run] if commit.new_run else [])]
+        runs: dict[int | None, RunRecord] = {run.turn_index: run for run in stored_runs}
         blocks = enumerate(commit.blocks, commit.log_size_before)
         tables: tuple[list[dict[str, Any]], ...] = (
-            [{"log": key, "at": position, "body": body} for position, body in blocks],
+            [{"log": key, "at": position, "body": short_body(body)} for position, body in blocks],
             [{"b_session": key, "b_idx": index} for index in commit.dropped_turns],
-            [turn_row(key, turn) for turn in commit.turns],
-            [run_row(key, commit.new_run)] if commit.new_run else [],
+            [turn_row(key, turn, of.session_id, runs.get(turn.index)) for turn in commit.turns],
+            [run_row(key, commit.new_run, packs_id=self._is_sqlite)] if commit.new_run else [],
             [changed_run_row(key, run) for run in commit.runs],
             [{"b_session": key, "b_upto": commit.forget_events}] if commit.forget_events else [],
             [{"b_session": key, "b_upto": commit.forget_turns}] if commit.forget_turns >= 0 else [],
-            [{"b_log": key, "b_at": position, "b_body": body} for position, body in commit.cleared_blocks],
-            [event_row(key, event) for event in commit.events],
+            [{"b_log": key, "b_at": position, "b_body": short_body(body)} for position, body in commit.cleared_blocks],
+            [run_event_row(key, event, runs) for event in commit.events],
             [delivery_row(key, after) for before, after in changes if after and not before],
             [changed_delivery_row(key, before, after) for before, after in changes if before and after],
             [compared_delivery_row(key, before) for before, after in changes if before and not after],
@@ -154,7 +158,7 @@ class CommitWriter:
             other_rows,
             changed,
             self._count_rows(commit.counts),
-            texts=tuple(self._texts.row_of(key, of.user_id, text) for text in commit.texts),
+            texts=tuple(self._texts.row_of(key, of.user_id, text, runs.get(text.turn_index)) for text in commit.texts),
             turns_without_texts=tuple({*commit.dropped_turns, *commit.dropped_texts}),
             wipes=bool(commit.cleared_blocks),
             is_small=not (compared or commit.dropped_turns or commit.cleared_blocks or commit.deliveries)

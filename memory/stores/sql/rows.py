@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from typing import Any
@@ -10,14 +11,14 @@ from typing import Any
 import pydantic_core
 
 from turnwise.errors import CorruptRecordError
-from turnwise.memory.conversation.codec import decoded, decoded_event, to_json
-from turnwise.memory.conversation.events import AnyEvent, Event, encode_body
+from turnwise.memory.conversation.codec import decoded, decoded_event, encode_json, to_json
+from turnwise.memory.conversation.events import AnyEvent, Event, RunCompleted, RunStarted, encode_body
 from turnwise.memory.conversation.ledger import NUMBERS, LedgerKey
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.runs import RUN_CHANGES, RunRecord
 from turnwise.memory.conversation.sessions import SESSION_CHANGES, Inherited, SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans
-from turnwise.memory.conversation.turns import TurnRecord
+from turnwise.memory.conversation.turns import TurnRecord, turn_id
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.deliveries.records import Delivery
 from turnwise.memory.deliveries.schedules import Schedule
@@ -57,10 +58,28 @@ def _values(row: Any, names: Iterable[str], texts: set[str]) -> dict[str, Any]:
         if value is UNDECODABLE:
             raise UnfitError("it is not UTF-8 text")
         if value is not None:
-            values[name] = pydantic_core.from_json(value) if name in texts else value
+            values[name] = pydantic_core.from_json(value) if name in texts else whole_id(value)
     for field_name in _USAGES & values.keys():
-        values[field_name] = {_LONG.get(name, name): number for name, number in dict(values[field_name]).items()}
+        values[field_name] = _long_names(values[field_name])
     return values
+
+
+def _long_names(usage: Any) -> dict[str, Any]:
+    names: dict[str, Any] = dict(usage)
+    return {_LONG.get(name, name): number for name, number in names.items()}
+
+
+def packed_id(run_id: str) -> bytes | str:
+    """Return the id of a run as a SQLite file has it: in half of the space, if `new_id` has made it."""
+    return bytes.fromhex(run_id) if _NEW_ID.fullmatch(run_id) else run_id
+
+
+def whole_id(value: Any) -> Any:
+    """Return the id that `packed_id` packed; any other value as it is."""
+    return value.hex() if isinstance(value, bytes) else value
+
+
+_NEW_ID = re.compile("[0-9a-f]{24}")
 
 
 _USAGES = {"usage", "agents_usage"}
@@ -85,8 +104,13 @@ _LONG = {short: name for name, short in _SHORT.items()}
 def _usage_text(usage: Usage | None) -> str | None:
     if usage is None:
         return None
-    values = vars(usage) | {"seconds": round(usage.seconds, 6), "cost": round(usage.cost, 12)}  # more digits are noise
+    seconds, cost = _rounded(usage)
+    values = vars(usage) | {"seconds": seconds, "cost": cost}
     return to_json({short: values[name] for name, short in _SHORT.items() if values[name]})
+
+
+def _rounded(usage: Usage) -> tuple[float, float]:
+    return round(usage.seconds, 6), round(usage.cost, 12)  # more digits are noise
 
 
 _OWN_LOG = 0
@@ -104,6 +128,23 @@ def spans_text(spans: Spans, own: int) -> str:
 def read_spans(spans: Iterable[tuple[int, int, int]], own: int) -> Spans:
     """Return the spans that `spans_text` wrote, from their JSON."""
     return tuple(Span(str(own if log == _OWN_LOG else log), start, stop) for log, start, stop in spans)
+
+
+def short_body(block: str) -> str:
+    """Return an encoded block as its row has it: `u"..."` for a prompt's text, `t"..."` for that of an answer."""
+    short = _TEXT_BLOCK.fullmatch(block)
+    return f"{short['kind'][0]}{short['text']}" if short else block
+
+
+def whole_body(body: str) -> str:
+    """Return the encoded block that `short_body` shortened."""
+    kind = _KINDS_OF_TEXT.get(body[:2])
+    return f'{{"kind":"{kind}","text":{body[1:]}}}' if kind else body
+
+
+_TEXT_BLOCK = re.compile(r"""\{"kind":"(?P<kind>user|text)","text":(?P<text>"(?>[^"\\]+|\\.)*")\}""")
+
+_KINDS_OF_TEXT = {'u"': "user", 't"': "text"}
 
 
 _SESSION_FIELDS = [field.name for field in fields(SessionRecord) if field.name not in ("log", "usage", "inherited")]
@@ -201,17 +242,29 @@ def read_title(title: Any) -> str | None:
     return None
 
 
-def turn_row(key: int, turn: TurnRecord) -> dict[str, Any]:
-    return {
+OF_RUN = ""
+"""Stored in place of a text of a turn that the row of its run has. That of the end is there once the run has ended."""
+
+NO_PARENT = ""
+"""Stored in place of the parent of a turn that is not the first and continues none; NULL is the turn before it."""
+
+
+def turn_row(key: int, turn: TurnRecord, session_id: str, run: RunRecord | None = None) -> dict[str, Any]:
+    """Return the row of a turn: without what the row of its run has.
+
+    Args:
+        run: the run that is stored with it, if any. A run that has ended does not change any more.
+    """
+    row = {
         "session": key,
         "idx": turn.index,
-        "parent": turn.parent,
+        "parent": None if turn.parent == _usual_parent(session_id, turn.index) else turn.parent or NO_PARENT,
         "turn_id": turn.turn_id,
         "run_id": turn.run_id,
         "status": turn.status,
         "prompt": spans_text(turn.prompt, key),
         "appended": spans_text(turn.appended, key) if turn.appended else None,
-        "input": spans_text(turn.input, key),
+        "input": USUAL if turn.input and turn.input == _usual_input(turn.prompt, key) else spans_text(turn.input, key),
         "output": spans_text(turn.output, key),
         "carried": spans_text(turn.carried, key) if turn.carried else None,
         "usage": _usage_text(turn.usage),
@@ -222,18 +275,49 @@ def turn_row(key: int, turn: TurnRecord) -> dict[str, Any]:
         "removed": spans_text(turn.removed, key) if turn.removed else None,
         "marks": to_json(turn.marks or None),
     }
+    if run and run.run_id == turn.run_id:
+        row["run_id"] = OF_RUN
+        if run.created_at == turn.created_at:
+            row["created_at"] = None
+        if run.state == turn.status and not run.is_open:
+            row["status"] = OF_RUN
+            if turn.usage is not None and turn.usage == run.usage:
+                row["usage"] = OF_RUN
+            if turn.stop_reason is not None and turn.stop_reason == run.stop_reason:
+                row["stop_reason"] = OF_RUN
+    return row
+
+
+USUAL = ""
+"""Stored in place of a turn's input that is all of the session's own log up to the end of the prompt."""
+
+
+def _usual_input(prompt: Spans, own: int) -> Spans:
+    name = str(own)
+    return (Span(name, 0, prompt[-1].stop),) if prompt and prompt[-1].log == name else ()
+
+
+def _usual_parent(session_id: str, index: int) -> str | None:
+    """Return the turn that most turns with this index continue: the one before; None for the first."""
+    return turn_id(session_id, index - 1) if index else None
 
 
 _TURN_FIELDS = [field.name for field in fields(TurnRecord) if field.name not in ("index", "forgotten")]
 
 
 def read_turn(row: Any, key: SessionKey) -> TurnRecord:
+    """Return the turn of a row, which has what the row of its run has: see `Statements`."""
+
     def decode() -> TurnRecord:
-        values = _values(row, _TURN_FIELDS, _TURN_TEXTS)
+        names = [name for name in _TURN_FIELDS if name != "input" or row.input != USUAL]
+        values = _values(row, names, _TURN_TEXTS)
+        parent = values.pop("parent", _usual_parent(key.session_id, row.idx)) or None
         for name in _SPANS:
             if name in values:
                 values[name] = read_spans(values[name], row.session)
-        return record_of(TurnRecord, values | {"index": row.idx, "forgotten": bool(row.forgotten)})
+        if "input" not in values:
+            values["input"] = _usual_input(values["prompt"], row.session)
+        return record_of(TurnRecord, values | {"parent": parent, "index": row.idx, "forgotten": bool(row.forgotten)})
 
     return decoded(f"turn {key.session_id}#{row.idx}", decode)
 
@@ -241,11 +325,12 @@ def read_turn(row: Any, key: SessionKey) -> TurnRecord:
 _RUN_FIELDS = [field.name for field in fields(RunRecord) if field.name not in ("session_id", "user_id", "origin")]
 
 
-def run_row(key: int, run: RunRecord) -> dict[str, Any]:
+def run_row(key: int, run: RunRecord, *, packs_id: bool) -> dict[str, Any]:
     values = vars(run)
     return {
         "session": key,
         **{name: values[name] for name in _RUN_FIELDS},
+        "run_id": packed_id(run.run_id) if packs_id else run.run_id,
         "labels": to_json(run.labels or None),
         "memory": _unless_on(run.memory),
         "params": to_json(run.params or None),
@@ -293,7 +378,7 @@ def read_run(row: Any, key: SessionKey) -> RunRecord:
             values["origin"] = {**values.get("origin", {}), "joins": True}
         return record_of(RunRecord, {**values, **key._asdict()})
 
-    return decoded(f"run {row.run_id}", decode)
+    return decoded(f"run {whole_id(row.run_id)}", decode)
 
 
 _DELIVERY_FIELDS = [field.name for field in fields(Delivery) if field.name not in ("session_id", "user_id")]
@@ -373,6 +458,75 @@ def event_row(key: int, event: Event, *, blocks: bool = False) -> dict[str, Any]
         "kind": kind,
         "body": body,
     }
+
+
+OF_TURN = ""
+"""Stored in place of an event's run id, if it is the run of the event's turn; each has its id in the runs' table."""
+
+_STARTED, _COMPLETED = "s", "c"
+"""Stored in place of the kinds of the two events that most runs have, if the run's row says the rest of them."""
+
+
+def run_event_row(key: int, event: Event, runs: Mapping[int | None, RunRecord]) -> dict[str, Any]:
+    """Return the row of an event in a session store: without what the row of its run has.
+
+    Args:
+        runs: the runs that are stored with the event, by their turns. A run that has ended does not change any more.
+    """
+    run = runs.get(event.turn_index)
+    if run is None or event.run_id != run.run_id:
+        return event_row(key, event)
+    columns: dict[str, Any] = {"session": key, "seq": event.seq, "at": event.at, "turn_index": event.turn_index}
+    columns |= {"run_id": OF_TURN, "event_key": event.key}
+    if event.turn_id is None and not event.labels:
+        if isinstance(event, RunStarted) and event.input is None and len(event.prompt) == 1:
+            log, *places = event.prompt[0]
+            if not log:
+                return columns | {"kind": _STARTED, "body": encode_json(places)}
+        elif isinstance(event, RunCompleted) and _is_in_row(run) and _end_of(run) == (event.usage, event.stop_reason):
+            return columns | {"kind": _COMPLETED, "body": encode_json(event.span or ())}
+    kind, body = encode_body(event)
+    return columns | {"kind": kind, "body": body}
+
+
+def _end_of(run: RunRecord) -> tuple[Usage | None, str | None]:
+    return run.usage, run.stop_reason
+
+
+def _is_in_row(run: RunRecord) -> bool:
+    """Return whether the run has completed, and its row has its usage as it is."""
+    usage = run.usage or _UNUSED
+    return run.state == "completed" and _rounded(usage) == (usage.seconds, usage.cost)
+
+
+def whole_event_row(row: Sequence[Any], runs: Mapping[int, Sequence[Any]], session: SessionKey) -> Sequence[Any]:
+    """Return the columns of an event that `run_event_row` has shortened, with what the row of its run has.
+
+    Args:
+        runs: by their turns, the id, the usage and the stop reason of the runs as they are stored.
+    """
+    own, seq, at, turn_index, _, event_key, kind, body = row
+
+    def whole() -> Sequence[Any]:
+        run_id, usage, stop_reason = runs[turn_index]
+        whole_kind, whole_body = kind, body
+        if kind in (_STARTED, _COMPLETED):
+            places = pydantic_core.from_json(body)
+            fields: dict[str, Any] = {"prompt": [[_OWN, *places]]} if kind == _STARTED else {}
+            if kind == _COMPLETED:
+                end = {"span": places or None, "stop_reason": stop_reason and pydantic_core.from_json(stop_reason)}
+                end["usage"] = usage and _long_names(pydantic_core.from_json(usage))
+                fields = {name: value for name, value in end.items() if value is not None}
+            whole_kind, whole_body = _KINDS[kind], encode_json(fields)
+        return own, seq, at, turn_index, whole_id(run_id), event_key, whole_kind, whole_body
+
+    return decoded(f"event {session.session_id}:{seq}", whole)
+
+
+_OWN = ""
+"""The name of the session's own log in events."""
+
+_KINDS = {_STARTED: "run_started", _COMPLETED: "run_completed"}
 
 
 def read_event(row: Iterable[Any], session: SessionKey) -> AnyEvent:

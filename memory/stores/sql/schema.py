@@ -111,12 +111,13 @@ blocks = Table(
     PrimaryKeyConstraint("log", "at"),
 )
 
+# The row of a run has what its turn has too: see `turn_row`.
 turns = Table(
     "turnwise_turns",
     tables,
     Column("session", _Key, nullable=False),
     Column("idx", BigInteger, nullable=False),
-    Column("parent", Text),
+    Column("parent", Text),  # NULL: the turn before it
     Column("turn_id", Text),
     Column("run_id", Text),
     Column("status", Text, nullable=False),
@@ -127,7 +128,7 @@ turns = Table(
     Column("carried", Text),
     Column("usage", Text),
     Column("stop_reason", Text),
-    Column("created_at", Double, nullable=False),
+    Column("created_at", Double),  # NULL: that of its run
     Column("metadata", Text),
     Column("forgotten", Boolean),
     Column("removed", Text),
@@ -146,7 +147,7 @@ Index("turnwise_turns_pending", turns.c.session, turns.c.idx, info={WHERE: _pend
 runs = Table(
     "turnwise_runs",
     tables,
-    Column("run_id", Text, nullable=False, unique=True),
+    Column("run_id", Text, nullable=False, unique=True),  # most are bytes in SQLite: see `packed_id`
     Column("session", _Key, nullable=False),
     Column("turn_index", BigInteger, nullable=False),
     Column("state", Text, nullable=False),

@@ -18,7 +18,7 @@ from turnwise.memory.conversation.runs import OPEN_STATES
 from turnwise.memory.conversation.turns import OPEN_STATUSES
 from turnwise.memory.stores.sql import schema
 from turnwise.memory.stores.sql.database import insert_into
-from turnwise.memory.stores.sql.rows import CHANGED_COLUMNS, CHANGED_DELIVERY_COLUMNS, CHANGED_RUN_COLUMNS
+from turnwise.memory.stores.sql.rows import CHANGED_COLUMNS, CHANGED_DELIVERY_COLUMNS, CHANGED_RUN_COLUMNS, OF_RUN
 from turnwise.memory.values.ranges import MAX_COUNT
 from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES
 
@@ -233,14 +233,13 @@ class Statements:
         of_key = turns.c.session == bind("key")
         open_turn = turns.c.status.in_(literals(OPEN_STATUSES))
         self.head = statement(
-            sa.select(turns).where(of_key, ~open_turn).order_by(turns.c.idx.desc()).limit(sa.literal_column("1"))
+            _whole_turns().where(of_key, ~open_turn).order_by(turns.c.idx.desc()).limit(sa.literal_column("1"))
         )
-        with_run = (turns.c.session == runs.c.session) & (turns.c.idx == runs.c.turn_index)
         open_run = runs.c.state.in_(literals(OPEN_STATES))  # the same predicate as the index
         self.open_turns = statement(
             sa.union_all(
-                sa.select(turns).where(of_key, turns.c.status == sa.literal_column("'pending'")),
-                sa.select(turns).join(runs, with_run).where(runs.c.session == bind("key"), open_run, open_turn),
+                _whole_turns().where(of_key, turns.c.status == sa.literal_column("'pending'")),
+                _whole_turns(is_open=True).where(runs.c.session == bind("key"), open_run, open_turn),
             ).order_by("idx")
         )
         self.open_runs = statement(
@@ -276,12 +275,17 @@ class Statements:
         )
         self.clear_block = statement(_clearing(dialect))
         self.insert_event = statement(sa.insert(events))
+        self.runs_of_events = statement(
+            sa.select(runs.c.turn_index, runs.c.run_id, runs.c.usage, runs.c.stop_reason).where(
+                runs.c.session == bind("key"), runs.c.turn_index.between(bind("first"), bind("last"))
+            )
+        )
         self.event_of_key = statement(
             sa.select(events).where(events.c.session == owner, events.c.event_key == bind("event_key"))
         )
 
-        def page(table: sa.Table, number: sa.Column[Any], *filters: Any) -> Statement:
-            rows = sa.select(table).where(table.c.session == owner, number > bind("after"), *filters).order_by(number)
+        def page(rows: sa.Select[Any], number: sa.Column[Any], *filters: Any) -> Statement:
+            rows = rows.where(number.table.c.session == owner, number > bind("after"), *filters).order_by(number)
             return statement(first_rows(rows.limit(bind("limit")), number, dialect))
 
         self._add_lists(statement)
@@ -289,10 +293,10 @@ class Statements:
         self._add_deliveries(statement, dialect, is_session)
         self._add_sums(statement, dialect)
         self._add_tenants(statement, dialect)
-        self.turns = page(turns, turns.c.idx)
-        self.turns_with_removals = page(turns, turns.c.idx, _HAS_REMOVALS)
-        self.runs = page(runs, runs.c.turn_index)
-        self.events = page(events, events.c.seq)
+        self.turns = page(_whole_turns(), turns.c.idx)
+        self.turns_with_removals = page(_whole_turns(), turns.c.idx, _HAS_REMOVALS)
+        self.runs = page(sa.select(runs), runs.c.turn_index)
+        self.events = page(sa.select(events), events.c.seq)
 
     def _add_lists(self, statement: Any) -> None:
         sessions, runs, bind = schema.sessions, schema.runs, sa.bindparam
@@ -421,6 +425,30 @@ class Statements:
         if dialect.name == "sqlite":
             return sa.null()
         return sa.literal_column("CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)", sa.Double)
+
+
+def _whole_turns(*, is_open: bool = False) -> sa.Select[Any]:
+    """Return a statement for turns with what the rows of their runs have: see `turn_row`.
+
+    Args:
+        is_open: whether all of them have a run.
+    """
+    turns, runs = schema.turns, schema.runs
+    same = (runs.c.session == turns.c.session) & (runs.c.turn_index == turns.c.idx)
+    of_run: Any = sa.literal_column(f"'{OF_RUN}'")
+    columns = {column.name: column for column in turns.columns}
+    whole: dict[str, sa.ColumnElement[Any]] = {
+        name: sa.case((turns.c[name] == of_run, run_column), else_=turns.c[name])
+        for name, run_column in {
+            "run_id": runs.c.run_id,
+            "status": runs.c.state,
+            "usage": runs.c.usage,
+            "stop_reason": runs.c.stop_reason,
+        }.items()
+    }
+    whole["created_at"] = sa.func.coalesce(turns.c.created_at, runs.c.created_at)
+    selected = [whole[name].label(name) if name in whole else column for name, column in columns.items()]
+    return sa.select(*selected).select_from(turns.join(runs, same, isouter=not is_open))
 
 
 def _own_tenant() -> Any:

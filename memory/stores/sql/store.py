@@ -79,11 +79,13 @@ from turnwise.memory.stores.sql.commits import CommitRows, CommitWriter, attempt
 from turnwise.memory.stores.sql.deletion import Deleting, Deletion, rename_in_ledger
 from turnwise.memory.stores.sql.files import FileTables
 from turnwise.memory.stores.sql.rows import (
+    OF_TURN,
     changed_delivery_row,
     compared_delivery_row,
     delivery_row,
     log_key,
     member_row,
+    packed_id,
     read_deliveries,
     read_delivery,
     read_event,
@@ -93,13 +95,16 @@ from turnwise.memory.stores.sql.rows import (
     read_turn,
     session_row,
     turn_row,
+    whole_body,
+    whole_event_row,
 )
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 from turnwise.memory.stores.sql.sqlite_file import begin_writing
 from turnwise.memory.stores.sql.statements import Statement, read_first, read_page, statements_of
 from turnwise.memory.stores.sql.texts import text_index
 from turnwise.memory.values.corrupt_records import UNDECODABLE
-from turnwise.memory.values.ids import check_names, new_key
+from turnwise.memory.values.ids import check_names, new_row_key
+from turnwise.memory.values.ranges import MAX_COUNT
 from turnwise.memory.values.records import record_of, record_text
 from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES
 
@@ -221,7 +226,7 @@ class SQLStore(SecureDeleteDatabase):
             if borrowed:
                 self._sql.insert_borrowed(connection, [{"session": key, **_bounds(span)} for span in borrowed])
             if turn:
-                self._sql.put_turn(connection, [turn_row(key, turn)])
+                self._sql.put_turn(connection, [turn_row(key, turn, session.session_id)])
             if session.members:
                 self._sql.add_member(connection, [member_row(key, user_id) for user_id in session.members])
             if texts:
@@ -237,7 +242,9 @@ class SQLStore(SecureDeleteDatabase):
 
     def _insert(self, connection: sa.Connection, session: SessionRecord) -> int | None:
         """Insert the session and return its key; None if the id or the key is taken."""
-        row_key: int | None = self._sql.insert_session(connection, session_row(new_key(), session)).scalar_one_or_none()
+        row_key: int | None = self._sql.insert_session(
+            connection, session_row(new_row_key(), session)
+        ).scalar_one_or_none()
         return row_key
 
     async def now(self) -> float:
@@ -420,7 +427,7 @@ class SQLStore(SecureDeleteDatabase):
                             break
                         if body is UNDECODABLE:
                             raise CorruptRecordError(f"block {span.log}:{position}", "it is not UTF-8 text")
-                        bodies.append(body)
+                        bodies.append(whole_body(body))
                         position += 1
                         size += BLOCK_BYTES + len(body)
                         if size > PAGE_BYTES:
@@ -439,7 +446,8 @@ class SQLStore(SecureDeleteDatabase):
 
     async def run(self, run_id: str, user_id: str = DEFAULT_USER) -> RunRecord:
         def read(connection: sa.Connection) -> RunRecord:
-            row = self._sql.run(connection, {"run_id": run_id, "user_id": user_id}).one_or_none()
+            names = {"run_id": packed_id(run_id) if self.is_local else run_id, "user_id": user_id}
+            row = self._sql.run(connection, names).one_or_none()
             if row is None:
                 raise RunNotFoundError(run_id, "the store")
             return read_run(row, SessionKey(row.session_id, row.user_id))
@@ -454,11 +462,29 @@ class SQLStore(SecureDeleteDatabase):
         return await self._list(self._sql.runs, key, after, limit, lambda row: read_run(row, key))
 
     async def events(self, key: SessionKey, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
-        return await self._list(self._sql.events.rows, key, after, limit, lambda row: read_event(row, key))
+        bounds = {**key._asdict(), "after": after, "limit": check_limit(limit)}
+        return await self._read(lambda connection: self._events(connection, self._sql.events, key, bounds))
 
     async def event_of_key(self, key: SessionKey, event_key: str) -> AnyEvent | None:
-        row = await self._find(self._sql.event_of_key, {**key._asdict(), "event_key": event_key}, key)
-        return read_event(row, key) if row else None
+        names = {**key._asdict(), "event_key": event_key}
+        events = await self._read(lambda connection: self._events(connection, self._sql.event_of_key, key, names))
+        return events[0] if events else None
+
+    def _events(
+        self, connection: sa.Connection, select: Statement, key: SessionKey, values: dict[str, Any]
+    ) -> list[AnyEvent]:
+        """Return the events of a statement's rows, each with what the row of its run has."""
+        rows, _ = read_page(select.rows(connection, values), MAX_COUNT)
+        turns = [row[_TURN_INDEX] for row in rows if row[_RUN_ID] == OF_TURN]
+        if not rows:
+            self._session(connection, key)
+        if not turns:
+            return [read_event(row, key) for row in rows]
+        between = {"key": rows[0][_SESSION], "first": min(turns), "last": max(turns)}
+        runs = {turn_index: run for turn_index, *run in self._sql.runs_of_events.rows(connection, between)}
+        if not runs.keys() >= set(turns):
+            self._session(connection, key)  # it was deleted meanwhile
+        return [read_event(whole_event_row(row, runs, key) if row[_RUN_ID] == OF_TURN else row, key) for row in rows]
 
     async def query(
         self,
@@ -877,7 +903,8 @@ class SQLStore(SecureDeleteDatabase):
         if run := commit.new_run:
             if run.idempotency_key is not None and await self.run_of_key(key, run.idempotency_key):
                 return run.idempotency_key
-            is_run = sa.select(schema.runs.c.run_id).where(schema.runs.c.run_id == run.run_id)  # of any user
+            stored_id: Any = packed_id(run.run_id) if self.is_local else run.run_id
+            is_run = sa.select(schema.runs.c.run_id).where(schema.runs.c.run_id == stored_id)  # of any user
             if await self._read(lambda connection: connection.scalar(is_run)) is not None:
                 return run.run_id
         return await self._stored_delivery(key, [change.after for change in commit.deliveries if not change.before])
@@ -898,6 +925,12 @@ class SQLStore(SecureDeleteDatabase):
     async def _has_delivery(self, user_id: str, delivery_id: str) -> bool:
         values = {"user_id": user_id, "delivery_id": delivery_id}
         return await self._read(lambda connection: self._sql.stored_id(connection, values).one_or_none() is not None)
+
+
+_SESSION, _TURN_INDEX, _RUN_ID = (
+    [column.name for column in schema.events.columns].index(name) for name in ("session", "turn_index", "run_id")
+)
+"""The places of columns in a row of events."""
 
 
 def _cursor(connection: sa.Connection) -> Any:

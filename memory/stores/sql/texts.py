@@ -3,6 +3,9 @@
 Both have the words of each message with a prefix that names the user, so a search reads nothing of other users, and
 takes no longer for them. Neither keeps texts: these are in the blocks.
 
+FTS5 keeps which texts have a word, and not where: that would take half as much space again. So a search for words that
+follow each other reads the texts that have all of them.
+
 FTS5 takes ten times as long for one text at a time as for many. So a commit stores only the row of a text; each
 `BATCH` texts, a commit adds the words of all new ones to the index. A search reads the texts that are not in it yet.
 
@@ -22,7 +25,7 @@ import itertools
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
@@ -31,13 +34,15 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 
 from turnwise.memory.conversation.branches import Branch, is_shown
+from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.conversation.spans import Span, Spans
 from turnwise.memory.stores.base import NO_CALLER
 from turnwise.memory.stores.search.query import Query
-from turnwise.memory.stores.search.records import MessageText, TextFilter, TextHit, text_of_blocks
+from turnwise.memory.stores.search.records import MessageText, SearchedRole, TextFilter, TextHit, text_of_blocks
 from turnwise.memory.stores.search.words import plain_words
 from turnwise.memory.stores.sql import schema
-from turnwise.memory.stores.sql.rows import read_spans, read_title, spans_text
+from turnwise.memory.stores.sql.rows import read_spans, read_title, spans_text, whole_body
 from turnwise.memory.values.ranges import MAX_COUNT
 
 PARTS = 16
@@ -64,8 +69,12 @@ class TextRow:
 class TextIndex(Protocol):
     """Writes and searches the index within a transaction, on the driver's own cursor."""
 
-    def row_of(self, key: int, user_id: str, text: MessageText) -> TextRow:
-        """Return the row of a text of a session."""
+    def row_of(self, key: int, user_id: str, text: MessageText, run: RunRecord | None = None) -> TextRow:
+        """Return the row of a text of a session.
+
+        Args:
+            run: the run of its turn, if that is stored with it. A run that has ended does not change any more.
+        """
 
     def insert(self, cursor: Any, rows: Sequence[TextRow]) -> None:
         """Insert texts of one or several sessions, whose blocks are stored."""
@@ -105,15 +114,40 @@ def _prefix(user_id: str) -> str:
 _PREFIX_CHARS = 7
 
 
-def _row(key: int, text: MessageText) -> tuple[Any, ...]:
-    return key, text.turn_index, text.number, text.role, text.at, spans_text(text.spans, key)
+def _row(key: int, text: MessageText, run: RunRecord | None) -> tuple[Any, ...]:
+    at_of_run = run and (run.created_at if text.role == "user" else run.ended_at)
+    at = None if text.at == at_of_run else text.at
+    return key, text.turn_index, text.number, _SHORT_ROLES[text.role], at, _spans_text(text.spans, key)
+
+
+_AT = "coalesce(t.at, CASE t.role WHEN 'u' THEN r.created_at ELSE r.ended_at END)"
+"""When the message of a text was said, which the row of its turn's run has too: see `_row`."""
+
+_JOIN_RUNS = "LEFT JOIN turnwise_runs r ON r.session = t.session AND r.turn_index = t.idx"
+
+
+_SHORT_ROLES = {"user": "u", "assistant": "a"}
+
+_ROLES: dict[str, SearchedRole] = {"u": "user", "a": "assistant"}
+
+
+def _spans_text(spans: Spans, key: int) -> str:
+    """Return spans as `spans_text` does; most texts are one block of the session's own log: then its position."""
+    if len(spans) == 1 and spans[0].log == str(key) and spans[0].stop == spans[0].start + 1:
+        return str(spans[0].start)
+    return spans_text(spans, key)
+
+
+def _read_spans(text: str, key: int) -> Spans:
+    spans = json.loads(text)
+    return (Span(str(key), spans, spans + 1),) if isinstance(spans, int) else read_spans(spans, key)
 
 
 class SQLiteTexts:
     """The index in SQLite's FTS5."""
 
-    def row_of(self, key: int, user_id: str, text: MessageText) -> TextRow:
-        return TextRow(_row(key, text))
+    def row_of(self, key: int, user_id: str, text: MessageText, run: RunRecord | None = None) -> TextRow:
+        return TextRow(_row(key, text, run))
 
     def insert(self, cursor: Any, rows: Sequence[TextRow]) -> None:
         if not rows:
@@ -178,20 +212,14 @@ class SQLiteTexts:
     def search(self, cursor: Any, texts: TextFilter, before: int, limit: int) -> list[TextHit]:
         if not _has_texts(cursor):
             return []
-        conditions, values = _conditions(texts, "?")
         indexed = _indexed(cursor)
         rows = list(itertools.islice(self._new(cursor, texts, indexed, before), limit))
         if len(rows) < limit:
             indexed_rows: list[tuple[Any, ...]] = []
-            queries = [_fts_query(prefixes, texts.query) for prefixes in _prefixes(cursor, texts, "?")]
-            for part, query in itertools.product(_parts(cursor), queries):
-                # CROSS JOIN, so that the index is read first, in its order, and only as far as needed.
-                statement = (
-                    f"SELECT {_SELECTED} FROM {part} w CROSS JOIN turnwise_texts t ON t.id = w.rowid "
-                    f"CROSS JOIN turnwise_sessions s ON s.key = t.session "
-                    f"WHERE w.words MATCH ? AND w.rowid < ? AND {conditions} ORDER BY w.rowid DESC LIMIT ?"
-                )
-                indexed_rows += cursor.execute(statement, (query, before, *values, limit - len(rows))).fetchall()
+            for statement, values in self._indexed_rows(cursor, texts, before):
+                with closing(cursor.connection.cursor()) as reader:
+                    found = reader.execute(statement, values)
+                    indexed_rows += itertools.islice(_in_sequence(cursor, found, texts.query), limit - len(rows))
             rows += heapq.nlargest(limit - len(rows), indexed_rows, key=itemgetter(0))
         return [_hit(row) for row in rows]
 
@@ -200,7 +228,7 @@ class SQLiteTexts:
         conditions, values = _conditions(texts, "?")
         statement = (
             f"SELECT {_SELECTED} FROM turnwise_texts t CROSS JOIN turnwise_sessions s ON s.key = t.session "
-            f"WHERE t.id > ? AND t.id < ? AND {conditions} ORDER BY t.id DESC"
+            f"{_JOIN_RUNS} WHERE t.id > ? AND t.id < ? AND {conditions} ORDER BY t.id DESC"
         )
         rows = cursor.execute(statement, (indexed, before, *values)).fetchall()
         stored_texts = _stored_texts(cursor, [(row[1], row[6]) for row in rows])
@@ -209,27 +237,36 @@ class SQLiteTexts:
     def count(self, cursor: Any, texts: TextFilter, limit: int) -> int:
         if not _has_texts(cursor):
             return 0
-        conditions, values = _conditions(texts, "?")
-        queries = [_fts_query(prefixes, texts.query) for prefixes in _prefixes(cursor, texts, "?")]
         count = sum(1 for _ in itertools.islice(self._new(cursor, texts, _indexed(cursor), MAX_COUNT), limit))
-        for part, query in itertools.product(_parts(cursor), queries):
+        for statement, values in self._indexed_rows(cursor, texts, MAX_COUNT):
             if count >= limit:
                 break
+            with closing(cursor.connection.cursor()) as reader:
+                found = _in_sequence(cursor, reader.execute(statement, values), texts.query)
+                count += sum(1 for _ in itertools.islice(found, limit - count))
+        return count
+
+    def _indexed_rows(self, cursor: Any, texts: TextFilter, before: int) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """Yield statements, with their values, for the rows in the index that have all words, the newest first."""
+        conditions, values = _conditions(texts, "?")
+        queries = [_fts_query(prefixes, texts.query) for prefixes in _prefixes(cursor, texts, "?")]
+        for part, query in itertools.product(_parts(cursor), queries):
+            # CROSS JOIN, so that the index is read first, in its order, and only as far as needed.
             statement = (
-                f"SELECT count(*) FROM (SELECT 1 FROM {part} w CROSS JOIN turnwise_texts t ON t.id = w.rowid "
-                f"CROSS JOIN turnwise_sessions s ON s.key = t.session WHERE w.words MATCH ? AND {conditions} LIMIT ?)"
+                f"SELECT {_SELECTED} FROM {part} w CROSS JOIN turnwise_texts t ON t.id = w.rowid "
+                f"CROSS JOIN turnwise_sessions s ON s.key = t.session {_JOIN_RUNS} "
+                f"WHERE w.{part} MATCH ? AND w.rowid < ? AND {conditions} ORDER BY w.rowid DESC"
             )
-            count += cursor.execute(statement, (query, *values, limit - count)).fetchone()[0]
-        return int(count)
+            yield statement, (query, before, *values)
 
 
 class PostgresTexts:
     """The index in PostgreSQL's text search: a GIN index of the words, which are stored beside each row."""
 
-    def row_of(self, key: int, user_id: str, text: MessageText) -> TextRow:
+    def row_of(self, key: int, user_id: str, text: MessageText, run: RunRecord | None = None) -> TextRow:
         prefix = _prefix(user_id)
         lexemes = [f"'{prefix}{word}':{place}" for place, word in enumerate(plain_words(text.text), 1)]
-        return TextRow(_row(key, text), " ".join(lexemes))
+        return TextRow(_row(key, text, run), " ".join(lexemes))
 
     def insert(self, cursor: Any, rows: Sequence[TextRow]) -> None:
         if rows:
@@ -267,12 +304,13 @@ class PostgresTexts:
 
 
 _SELECTED = (
-    "t.id, t.session, t.idx, t.number, t.role, t.at, t.spans, s.session_id, s.user_id, s.title AS title, s.agent, "
+    f"t.id, t.session, t.idx, t.number, t.role, {_AT}, t.spans, s.session_id, s.user_id, s.title AS title, s.agent, "
     "s.branches"
 )
 
 _MATCHING_POSTGRES = (
-    "FROM turnwise_texts t JOIN turnwise_sessions s ON s.key = t.session WHERE t.words @@ CAST(%s AS tsquery)"
+    f"FROM turnwise_texts t JOIN turnwise_sessions s ON s.key = t.session {_JOIN_RUNS} "
+    "WHERE t.words @@ CAST(%s AS tsquery)"
 )
 
 _NEXT = (
@@ -289,7 +327,8 @@ _INSERT_POSTGRES = (
 _PART_NAMES = [f"turnwise_words_{number}" for number in range(PARTS)]
 
 _FTS = (
-    "USING fts5(words, content='', columnsize=0, tokenize=\"unicode61 remove_diacritics 0 categories 'L* N* M* Co'\")"
+    "USING fts5(words, content='', columnsize=0, detail=none, "
+    "tokenize=\"unicode61 remove_diacritics 0 categories 'L* N* M* Co'\")"
 )
 
 
@@ -301,7 +340,7 @@ def _ddl(statement: str) -> sa.DDL:
 
 _ROW = (
     "session BIGINT NOT NULL, idx BIGINT NOT NULL, number BIGINT NOT NULL, role TEXT NOT NULL, "
-    "at DOUBLE PRECISION NOT NULL, spans TEXT NOT NULL"
+    "at DOUBLE PRECISION, spans TEXT NOT NULL"
 )
 """The columns of a text: which message it is of, and where its blocks are. Ids grow in the order of storing."""
 
@@ -361,7 +400,7 @@ def _insert(cursor: Any, statement: str, rows: Sequence[tuple[Any, ...]]) -> Non
         rows = rows[count:]
 
 
-_ROWS, _ROWS_MORE = 64, 8
+_ROWS, _ROWS_MORE = BATCH, 8
 """How many rows are inserted at once: few different numbers, since SQLite's driver keeps the statements."""
 
 
@@ -375,7 +414,7 @@ def _stored_texts(cursor: Any, texts: Sequence[tuple[int, str]]) -> list[str]:
     places: list[tuple[int, int, int]] = []
     for number, (key, spans) in enumerate(texts):
         with suppress(ValueError, KeyError, TypeError, AttributeError):
-            own = [(int(log), start, stop) for log, start, stop in read_spans(json.loads(spans), key)]
+            own = [(int(log), start, stop) for log, start, stop in _read_spans(spans, key)]
             places += own
             numbers += [number] * len(own)
     bodies: list[list[str]] = [[] for _ in texts]
@@ -386,7 +425,7 @@ def _stored_texts(cursor: Any, texts: Sequence[tuple[int, str]]) -> list[str]:
 
 def _text_of(bodies: Sequence[str]) -> str:
     with suppress(ValueError, KeyError, TypeError, AttributeError):
-        return text_of_blocks(bodies)
+        return text_of_blocks(map(whole_body, bodies))
     return ""
 
 
@@ -403,9 +442,9 @@ def _conditions(texts: TextFilter, place: str) -> tuple[str, list[Any]]:
         "s.agent =": texts.agent,
         "s.session_id =": texts.session_id,
         "s.called_by =": None if texts.agents else NO_CALLER,
-        "t.role =": texts.role,
-        "t.at >=": texts.since,
-        "t.at <": texts.until,
+        "t.role =": texts.role and _SHORT_ROLES[texts.role],
+        f"{_AT} >=": texts.since,
+        f"{_AT} <": texts.until,
     }
     used = {condition: value for condition, value in conditions.items() if value is not None}
     values = [*used.values(), *([] if texts.mark is None else [texts.mark])]
@@ -454,13 +493,28 @@ _HAS_MARK = {
 character NUL."""
 
 
+def _in_sequence(cursor: Any, rows: Iterator[tuple[Any, ...]], query: Query) -> Iterator[tuple[Any, ...]]:
+    """Yield those of the rows, which have all words of a query, whose texts have its words in their sequence."""
+    if all(len(term.words) == 1 for term in query.terms):
+        yield from rows
+        return
+    while some := list(itertools.islice(rows, _READ_AT_ONCE)):
+        texts = _stored_texts(cursor, [(row[1], row[6]) for row in some])
+        yield from (row for row, text in zip(some, texts, strict=True) if query.matches(text))
+
+
+_READ_AT_ONCE = 32
+"""How many texts are read at once to look for words that follow each other."""
+
+
 def _fts_query(prefixes: Sequence[str], query: Query) -> str:
-    """Return a query for FTS5. Words have no quotes, so each term is a string of it."""
+    """Return a query for FTS5 that finds what has all words. Words have no quotes, so each is a string of it."""
 
     def terms(prefix: str) -> str:
         return " AND ".join(
-            f'"{" ".join(f"{prefix}{word}" for word in term.words)}"{"*" if term.is_prefix else ""}'
+            f'"{prefix}{word}"{"*" if term.is_prefix and index == len(term.words) else ""}'
             for term in query.terms
+            for index, word in enumerate(term.words, 1)
         )
 
     return " OR ".join(f"({terms(prefix)})" for prefix in prefixes)
@@ -493,9 +547,9 @@ def _hit(row: Sequence[Any]) -> TextHit:
         agent=agent,
         turn_index=index,
         number=number,
-        role=role,
+        role=_ROLES[role],
         at=at,
-        spans=read_spans(json.loads(spans), session),
+        spans=_read_spans(spans, session),
         cursor=str(text_id),
         is_shown=not branches or is_shown(tuple(Branch(*pair) for pair in json.loads(branches)), index),
     )

@@ -8,7 +8,7 @@ Annotations are not postponed (PEP 563) in this module, since pydantic would eva
 
 from collections.abc import Mapping
 from operator import not_
-from typing import Annotated, Any, ClassVar, Literal, cast, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 import pydantic_core
 from pydantic import (
@@ -662,6 +662,19 @@ _IN_EACH_BODY = ("turn_id", "labels")
 
 _STORED_ELSEWHERE = {"kind", *_BLOCKS, "session_id", "user_id", "seq", "at", "turn_index", "run_id", "key"}
 """The fields of an event that are not in its JSON body: they have columns, or are stored elsewhere."""
+
+
+class EventRow(NamedTuple):
+    """An event of a session as stores keep it: the fields that have columns, its kind, and its body."""
+
+    seq: int
+    at: float
+    turn_index: int | None
+    run_id: str | None
+    key: str | None
+    kind: str
+    body: str
+    """The fields of its kind, as JSON: see `encode_body`."""
 
 
 def encode_body(event: Event, *, blocks: bool = False) -> tuple[str, str]:

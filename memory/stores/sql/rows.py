@@ -10,8 +10,8 @@ from typing import Any
 import pydantic_core
 
 from turnwise.errors import CorruptRecordError
-from turnwise.memory.conversation.codec import decoded, decoded_event, to_json
-from turnwise.memory.conversation.events import AnyEvent, Event, encode_body
+from turnwise.memory.conversation.codec import decoded, to_json
+from turnwise.memory.conversation.events import Event, encode_body
 from turnwise.memory.conversation.ledger import NUMBERS, LedgerKey
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.runs import RUN_CHANGES, RunRecord
@@ -373,23 +373,6 @@ def event_row(key: int, event: Event, *, blocks: bool = False) -> dict[str, Any]
         "kind": kind,
         "body": body,
     }
-
-
-def read_event(row: Iterable[Any], session: SessionKey) -> AnyEvent:
-    """Return the event of a row, which has the columns of an events table in their order."""
-    session_id, user_id = session
-    # A session has many events: access by name, and `_asdict`, would take longer than decoding the body.
-    _, seq, time, turn_index, run_id, key, kind, body = row
-    columns = {
-        "session_id": session_id,
-        "user_id": user_id,
-        "seq": seq,
-        "at": time,
-        "turn_index": turn_index,
-        "run_id": run_id,
-        "key": key,
-    }
-    return decoded_event(kind, body, columns)
 
 
 def read_sessions(rows: Iterable[Any]) -> tuple[tuple[SessionRecord, ...], tuple[SessionKey, ...]]:

@@ -26,8 +26,8 @@ from turnwise.errors import (
     StoreError,
     TurnwiseError,
 )
-from turnwise.memory.conversation.codec import decoded
-from turnwise.memory.conversation.events import AnyEvent
+from turnwise.memory.conversation.codec import decoded, decoded_events
+from turnwise.memory.conversation.events import AnyEvent, EventRow
 from turnwise.memory.conversation.ledger import COLUMNS, NUMBERS, LedgerQuery, LedgerRow
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord, SessionStatus, parent_id
@@ -86,7 +86,6 @@ from turnwise.memory.stores.sql.rows import (
     member_row,
     read_deliveries,
     read_delivery,
-    read_event,
     read_run,
     read_session,
     read_sessions,
@@ -426,11 +425,15 @@ class SQLStore(SecureDeleteDatabase):
         return await self._list(self._sql.runs, key, after, limit, lambda row: read_run(row, key))
 
     async def events(self, key: SessionKey, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
-        return await self._list(self._sql.events.rows, key, after, limit, lambda row: read_event(row, key))
+        return await self._page(self._sql.events.rows, key, after, limit, partial(decoded_events, key))
+
+    async def event_rows(self, key: SessionKey, *, after: int = 0, limit: int = 1000) -> list[EventRow]:
+        """See `KeepsEventRows`."""
+        return await self._page(self._sql.events.rows, key, after, limit, list)
 
     async def event_of_key(self, key: SessionKey, event_key: str) -> AnyEvent | None:
         row = await self._find(self._sql.event_of_key, {**key._asdict(), "event_key": event_key}, key)
-        return read_event(row, key) if row else None
+        return decoded_events(key, [row])[0] if row else None
 
     async def query(
         self,
@@ -571,7 +574,7 @@ class SQLStore(SecureDeleteDatabase):
         statement = statement.where(deliveries.c.delivery_id > max(start, after), deliveries.c.delivery_id < stop)
         statement = statement.order_by(deliveries.c.delivery_id)
         statement = statement.limit(check_limit(limit))
-        return await self._read(lambda connection: read_first(connection.execute(statement), read_delivery))
+        return await self._read(lambda connection: [*map(read_delivery, read_first(connection.execute(statement)))])
 
     async def due(
         self, now: float, *, cursor: str | None = None, limit: int = 100, without_users: Collection[str] = ()
@@ -822,9 +825,14 @@ class SQLStore(SecureDeleteDatabase):
     async def _list(
         self, select: Select, key: SessionKey, after: int, limit: int, parse: Callable[[Any], Result]
     ) -> list[Result]:
+        return await self._page(select, key, after, limit, lambda rows: [parse(row) for row in rows])
+
+    async def _page(
+        self, select: Select, key: SessionKey, after: int, limit: int, parse: Callable[[list[Any]], list[Result]]
+    ) -> list[Result]:
         def read(connection: sa.Connection) -> list[Result]:
             bounds = {**key._asdict(), "after": after, "limit": check_limit(limit)}
-            results = read_first(select(connection, bounds), parse)
+            results = parse(read_first(select(connection, bounds)))
             if not results:
                 self._session(connection, key)
             return results

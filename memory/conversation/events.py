@@ -6,7 +6,7 @@ of a running answer are published but not stored, so stored sequence numbers hav
 Annotations are not postponed (PEP 563) in this module, since pydantic would evaluate each of them again for each class.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import not_
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast, get_args
 
@@ -28,6 +28,7 @@ from turnwise.memory.conversation.blocks import (
     Block,
     Unknown,
     answer_text,
+    decode,
     decode_json,
     encode,
 )
@@ -36,6 +37,7 @@ from turnwise.memory.conversation.runs import MERGED
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.values.frozen_json import FrozenDict, JsonObject, freeze
+from turnwise.memory.values.named_tuples import Reduced, by_name
 from turnwise.memory.values.records import adapter, lean, reduced
 
 Labels = Annotated[Mapping[str, str], AfterValidator(freeze)]
@@ -675,6 +677,27 @@ class EventRow(NamedTuple):
     kind: str
     body: str
     """The fields of its kind, as JSON: see `encode_body`."""
+    blocks: Mapping[str, Sequence[str]] | None = None
+    """Its blocks, encoded, by the fields that have them; None as long as nobody has read them."""
+
+    @property
+    def cls(self) -> type[Event] | None:
+        """The class of its kind; None for a kind that this version does not know."""
+        return KINDS.get(self.kind)
+
+    @property
+    def terminal(self) -> bool:
+        """Whether it ends a run."""
+        return self.cls is not None and self.cls.terminal
+
+    @property
+    def leads_to(self) -> str | None:
+        """The run that has the prompts of its run, if that one was merged: see `RunCancelled`."""
+        fields = pydantic_core.from_json(self.body) if self.cls is RunCancelled else {}
+        return fields.get("successor") if fields.get("code") == MERGED else None
+
+    def __reduce__(self) -> Reduced:
+        return by_name(self)
 
 
 def encode_body(event: Event, *, blocks: bool = False) -> tuple[str, str]:
@@ -702,14 +725,17 @@ def without_blocks(event: Event) -> AnyEvent:
     return cast(AnyEvent, lean(event.model_copy(update=no_blocks)) if no_blocks else event)
 
 
-def decode_event(kind: str, body: str, columns: Mapping[str, Any]) -> AnyEvent:
+def decode_event(
+    kind: str, body: str, columns: Mapping[str, Any], blocks: Mapping[str, Sequence[str]] | None = None
+) -> AnyEvent:
     """Return the event that `encode_body` encoded; a kind that this version does not know becomes `UnknownEvent`.
 
     Args:
         columns: the fields that are stored beside the body.
+        blocks: blocks that the body lacks, encoded, by their fields.
 
     Raises:
-        ValueError: the body is not JSON or does not fit the kind.
+        ValueError: the body or a block is not JSON, or does not fit the kind.
     """
     fields = pydantic_core.from_json(body) if body != "{}" else {}
     cls = KINDS.get(kind)
@@ -722,6 +748,9 @@ def decode_event(kind: str, body: str, columns: Mapping[str, Any]) -> AnyEvent:
     values = {**columns, **fields}
     if len(values) < len(columns) + len(fields):
         raise ValueError("the body has a field that is stored beside it")
+    if blocks:
+        for name, texts in blocks.items():
+            values[name] = tuple([decode(text) for text in texts])
     event: AnyEvent = cls.__pydantic_validator__.validate_python(values)  # `model_validate` adds a tenth of its time
     return lean(event)
 

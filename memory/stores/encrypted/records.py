@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +50,14 @@ def check_events(events: list[AnyEvent]) -> list[AnyEvent]:
         if isinstance(event, UnknownEvent) and event.stored_kind == SEALED:
             raise StillEncryptedError(f"event {event.session_id}:{event.seq}")
     return events
+
+
+def check_event_rows(session: SessionKey, rows: Sequence[EventRow]) -> Sequence[EventRow]:
+    """Do what `check_events` does, for events that are not decoded."""
+    for row in rows:
+        if row.kind == SEALED:
+            raise StillEncryptedError(f"event {session.session_id}:{row.seq}")
+    return rows
 
 
 def block_place(log: str, position: int) -> Place:

@@ -429,7 +429,7 @@ class SQLStore(SecureDeleteDatabase):
 
     async def event_rows(self, key: SessionKey, *, after: int = 0, limit: int = 1000) -> list[EventRow]:
         """See `KeepsEventRows`."""
-        return await self._page(self._sql.events.rows, key, after, limit, list)
+        return await self._page(self._sql.events.rows, key, after, limit, lambda rows: [EventRow(*row) for row in rows])
 
     async def event_of_key(self, key: SessionKey, event_key: str) -> AnyEvent | None:
         row = await self._find(self._sql.event_of_key, {**key._asdict(), "event_key": event_key}, key)

@@ -693,7 +693,9 @@ class EventRow(NamedTuple):
     @property
     def leads_to(self) -> str | None:
         """The run that has the prompts of its run, if that one was merged: see `RunCancelled`."""
-        fields = pydantic_core.from_json(self.body) if self.cls is RunCancelled else {}
+        if self.cls is not RunCancelled:
+            return None
+        fields = pydantic_core.from_json(self.body)
         return fields.get("successor") if fields.get("code") == MERGED else None
 
     def __reduce__(self) -> Reduced:

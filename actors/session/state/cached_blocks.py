@@ -51,7 +51,9 @@ def _missing_blocks(event: Event | EventRow, log: str) -> dict[str, Spans]:
     places_of = _PLACES.get(cls)
     if not places_of:
         return {}
-    fields: dict[str, Any] = pydantic_core.from_json(event.body) if isinstance(event, EventRow) else vars(event)
+    fields = pydantic_core.from_json(event.body) if isinstance(event, EventRow) else vars(event)
+    if not isinstance(fields, dict):
+        raise UnfitError(f"a {type(fields).__name__} is no JSON object")
     missing: dict[str, Spans] = {}
     for name, place in places_of.items():
         if (places := fields.get(place)) and not fields.get(name):

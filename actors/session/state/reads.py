@@ -423,7 +423,7 @@ class SessionReads:
                 for event in events
                 if run_id in (None, event.run_id) and (only is None or only.takes(cast(Event, event)))
             ]
-            is_merged = any(isinstance(event, RunCancelled | EventRow) and event.leads_to for event in chosen)
+            is_merged = run_id is not None and any(map(_is_merge, chosen))
             if run_id is not None and not is_merged:
                 chosen, after = _up_to_end(chosen, after)
             is_all = not events or after >= self._journal.log.published
@@ -458,6 +458,11 @@ class SessionReads:
             reason = f"it is not a summary of session {self.session_id!r}: pass a Summary from one of its turns"
             raise InvalidInputError("summary", shown(summary.text), reason)
         return await self._journal.blocks.read(await originals(summary, self._journal.blocks.read))
+
+
+def _is_merge(event: Event | EventRow) -> bool:
+    """Return whether an event ends a run that another one has taken the prompts of."""
+    return isinstance(event, RunCancelled | EventRow) and event.leads_to is not None
 
 
 def _up_to_end(events: list[Event | EventRow], after: int) -> tuple[list[Event | EventRow], int]:

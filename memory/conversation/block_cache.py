@@ -137,7 +137,7 @@ class BlockCache:
             log_blocks = self._logs.get(log, {})
             for position in range(start, stop):
                 entry = log_blocks.get(position) or self._entry(log, position)
-                texts.append(encode(entry) if isinstance(entry, Block) else entry)
+                texts.append(entry if isinstance(entry, str) else encode(entry))
         return texts
 
     def _note_attachments(self, log: str, blocks: Mapping[int, Block | str]) -> None:

@@ -77,8 +77,9 @@ def decoded_events(
     session_id, user_id = session
     events: list[AnyEvent] = []
     for first in range(0, len(rows), STEP):
-        with collection_paused():
-            for row in rows[first : first + STEP]:
+        step = rows[first : first + STEP]
+        with collection_paused(len(step)):
+            for row in step:
                 # To read these by name, or each by `decoded`, would take as long as to decode the body.
                 seq, time, turn_index, run_id, key, kind, body = row[:_COLUMNS]
                 columns = {

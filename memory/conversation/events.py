@@ -94,8 +94,11 @@ class _BlockSchema:
         return handler(adapter(AnyBlock).core_schema)
 
 
+_BLOCK_CLASSES = frozenset(BLOCK_KINDS.values())
+
+
 def _block(value: Any) -> Any:
-    if isinstance(value, Block):
+    if value.__class__ in _BLOCK_CLASSES or isinstance(value, Block):  # the latter is slow
         return value
     kind = value.get("kind") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind in BLOCK_KINDS or kind == "unknown":

@@ -7,22 +7,32 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+FEW = 100
+"""For as many records, no pause is made: they are fewer objects than a collection comes after."""
 
-@contextmanager
-def collection_paused() -> Iterator[None]:
+
+class collection_paused:  # noqa: N801 - used as a context manager
     """Pause garbage collection while this block makes objects that stay; for no longer than some milliseconds.
 
     The collector runs after each 700 new objects, and walks those that stay several times. The new objects are left to
     the next collection.
+
+    Args:
+        records: of how many records the objects are.
     """
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+
+    __slots__ = ("_is_paused",)
+
+    def __init__(self, records: int) -> None:
+        self._is_paused = records > FEW and gc.isenabled()
+
+    def __enter__(self) -> None:
+        if self._is_paused:
+            gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_paused:
+            gc.enable()
 
 
 @contextmanager

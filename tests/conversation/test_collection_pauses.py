@@ -35,13 +35,15 @@ def test_garbage_is_collected_again_after_an_import_that_fails() -> None:
 
 
 def test_garbage_is_collected_again_after_a_block_that_makes_many_objects() -> None:
-    with collection_paused():
+    with collection_paused(1000):
         assert not gc.isenabled()
-    with pytest.raises(ModuleNotFoundError), collection_paused():
+    with collection_paused(1):
+        assert gc.isenabled(), "a few records are not worth it"
+    with pytest.raises(ModuleNotFoundError), collection_paused(1000):
         __import__(NEW)
     assert gc.isenabled()
     gc.disable()
-    with collection_paused():
+    with collection_paused(1000):
         pass
     assert not gc.isenabled(), "a program without garbage collection stays without it"
 

@@ -177,15 +177,15 @@ class CachedBlocks:
         Raises:
             ValueError, TypeError: the body of a row cannot be read. Decode the rows to learn which.
         """
-        with collection_paused():
+        with collection_paused(len(events)):
             missing: list[dict[str, Spans]] = [_missing_blocks(event, log) for event in events]
             places = [*map(_spans_in, missing)]
             needed = union(*places)
-        cache = await self._first(places, needed)
-        is_whole = not cache.missing(needed)
+        cache = await self._first(places, needed) if needed else self.cache
+        is_whole = not (needed and cache.missing(needed))
         complete: list[Readable] = []
         remaining_bytes = PAGE_BYTES
-        with collection_paused():
+        with collection_paused(len(events)):
             for event, named, spans in zip(events, missing, places, strict=True):
                 if complete and (remaining_bytes <= 0 or not (is_whole or not cache.missing(spans))):
                     break

@@ -67,9 +67,9 @@ async def test_a_caller_gets_the_events_that_the_process_would_have_decoded(kind
     await core.reads.session()
     for run_id in (None, "active", "one", "two"):
         expected = (await core.reads.events(run_id=run_id))[0]
+        assert any(getattr(event, "blocks", ()) for event in expected)
         for limit in (1, 3, 100):
             assert await passed(core, limit, run_id) == (expected, len(expected)), (run_id, limit)
-    assert any(getattr(event, "blocks", ()) for event in expected)
     await core.ownership.leave()
     await store.close()
 

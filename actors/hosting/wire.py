@@ -18,6 +18,7 @@ from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Spans, cut, subtract, union
 from turnwise.memory.conversation.turns import Outcome, Turn, TurnRecord
 from turnwise.memory.conversation.views.notebook_display import record_html
+from turnwise.memory.values.collection_pauses import collection_paused
 
 Answer = TypeVar("Answer")
 
@@ -148,8 +149,10 @@ class PackedEvents:
         Raises:
             CorruptRecordError: one of them cannot be read; names it.
         """
-        rows = [*zip(*(self.columns[name] for name in EventRow._fields), strict=True)]
-        return [*decoded_events(self.session, rows), *self.events]
+        columns = [self.columns[name] for name in EventRow._fields]
+        with collection_paused(len(columns[0])):
+            rows = [*zip(*columns, strict=True)]
+            return [*decoded_events(self.session, rows), *self.events]
 
 
 @dataclass(frozen=True)

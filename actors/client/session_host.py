@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from turnwise import __version__
 from turnwise.actors.client import steps
 from turnwise.actors.client.shared.resending import Search, lost_error
 from turnwise.actors.client.shared.sessions_client import SessionsClient
@@ -18,6 +19,7 @@ from turnwise.actors.hosting.waits import SLICE_S
 from turnwise.actors.hosting.wire import (
     ClientOutcome,
     EngineWanted,
+    PackedEvents,
     PackedOutcome,
     Refused,
     SessionRef,
@@ -260,16 +262,16 @@ class AsyncSessionHost:
     ) -> tuple[list[AnyEvent], int, bool]:
         """Wait for events of a run, or of the whole session, up to `timeout_s` seconds; see `SessionReads.events`."""
 
-        async def ask(left_s: float | None) -> Waited[tuple[list[Event], int, bool]]:
+        async def ask(left_s: float | None) -> Waited[tuple[list[Event] | PackedEvents, int, bool]]:
             nonlocal after
             slice_s = SLICE_S if left_s is None else min(left_s, SLICE_S)
-            waited = await self.ask(verbs.events(slice_s, after, limit, run_id=run_id, only=only))
+            waited = await self.ask(verbs.events(slice_s, after, limit, run_id=run_id, only=only, decoder=__version__))
             if only:
                 after = waited.answer[1]  # what it has looked through without finding one
             return waited
 
         events, later, is_all = await _poll(timeout_s, ask)
-        return cast(list[AnyEvent], events), later, is_all
+        return cast(list[AnyEvent], events.unpack() if isinstance(events, PackedEvents) else events), later, is_all
 
     async def wait_for_memory(self, timeout_s: float | None) -> bool:
         """Wait until the client's memories have received the session's turns; return False after `timeout_s`."""

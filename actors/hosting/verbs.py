@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from turnwise import __version__
 from turnwise.actors.hosting.verb_declaration import Reader, Verb, changes, of_memory, reads, starts
 from turnwise.actors.hosting.waits import ENDING_S
 from turnwise.actors.hosting.wire import (
     Message,
+    PackedEvents,
     PackedOutcome,
     PackedTurn,
     SessionInfo,
@@ -145,10 +147,17 @@ async def events(
     *,
     run_id: str | None = None,
     only: EventFilter | None = None,
-) -> Waited[tuple[list[Event], int, bool]]:
-    """Wait for events of the session or of one run; return them, the number to continue after, and if that is all."""
-    events, last, is_all = await reader.reads.events(after, limit, run_id=run_id, only=only, timeout_s=timeout_s)
-    return Waited((events, last, is_all), bool(events) if only else is_all or last > after)
+    decoder: str = "",
+) -> Waited[tuple[list[Event] | PackedEvents, int, bool]]:
+    """Wait for events of the session or of one run; return them, the number to continue after, and if that is all.
+
+    A caller of this release, which it says as `decoder`, gets stored events as rows and decodes them. Another release
+    may know other fields, so it gets models, which are fitted when they are unpickled.
+    """
+    read = reader.reads.events_to_pass_on if decoder == __version__ else reader.reads.events
+    events, last, is_all = await read(after, limit, run_id=run_id, only=only, timeout_s=timeout_s)
+    packed = PackedEvents.pack(reader.reads.key, events)
+    return Waited((packed, last, is_all), bool(events) if only else is_all or last > after)
 
 
 # Prompts and runs

@@ -132,8 +132,13 @@ class BlockCache:
 
     def read_encoded(self, spans: Iterable[Span]) -> list[str]:
         """Return the blocks of `spans` in order, encoded."""
-        entries = (self._entry(span.log, position) for span in spans for position in range(span.start, span.stop))
-        return [encode(entry) if isinstance(entry, Block) else entry for entry in entries]
+        texts: list[str] = []
+        for log, start, stop in spans:
+            log_blocks = self._logs.get(log, {})
+            for position in range(start, stop):
+                entry = log_blocks.get(position) or self._entry(log, position)
+                texts.append(entry if isinstance(entry, str) else encode(entry))
+        return texts
 
     def _note_attachments(self, log: str, blocks: Mapping[int, Block | str]) -> None:
         """Note which of these blocks may name files."""

@@ -12,7 +12,7 @@ import binascii
 import re
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self, cast, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 from urllib.parse import urlsplit
 
 import pydantic_core
@@ -421,7 +421,8 @@ def decode_json(data: Any) -> AnyBlock:
         if not isinstance(data, dict) or not isinstance(kind := data.pop("kind", None), str):
             raise ValueError("a block is a JSON object with a kind")
         if cls := KINDS.get(kind):
-            return lean(cast(AnyBlock, cls.__pydantic_validator__.validate_python(data)))
+            block: AnyBlock = cls.__pydantic_validator__.validate_python(data)
+            return lean(block)
         return Unknown(stored_kind=kind, payload=freeze(data))
     except TypeError as error:  # lone surrogates, or numbers such as NaN
         raise ValueError(str(error)) from error

@@ -5,17 +5,22 @@ A store adds only what its layout needs: columns, positions in keys, or encrypti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pydantic_core
 
 from turnwise.errors import CorruptRecordError
-from turnwise.memory.conversation.events import AnyEvent, decode_event
+from turnwise.memory.conversation.events import AnyEvent, EventRow, decode_event
+from turnwise.memory.conversation.sessions import SessionKey
+from turnwise.memory.values.collection_pauses import collection_paused
 from turnwise.memory.values.corrupt_records import UnfitError, why_unreadable
 from turnwise.memory.values.records import Stored, record_of
 
 Value = TypeVar("Value")
+
+STEP = 1_000
+"""How many events are decoded while garbage collection is paused."""
 
 
 def encode_json(value: Any) -> str:
@@ -57,16 +62,45 @@ def joined(*parts: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def decoded_event(kind: str, body: str, columns: Mapping[str, Any]) -> AnyEvent:
-    """Return the event with this body, and with the fields that are stored beside it: see `decode_event`.
+def decoded_events(
+    session: SessionKey, rows: Sequence[Sequence[Any]], name: Callable[[int], str] | None = None
+) -> list[AnyEvent]:
+    """Return the events of a session from their rows, in order.
+
+    Args:
+        rows: each has the fields of an `EventRow` in their order, with or without `blocks`.
+        name: returns the name of the row at an index, for errors; "event session:number" if omitted.
 
     Raises:
-        CorruptRecordError: the body is damaged; names the event.
+        CorruptRecordError: a row is damaged; names the first one.
     """
-    try:  # not by `decoded`: sessions have more events than other records
-        return decode_event(kind, body, columns)
-    except _UNREADABLE as error:
-        raise CorruptRecordError(f"event {columns['session_id']}:{columns['seq']}", why_unreadable(error)) from None
+    session_id, user_id = session
+    events: list[AnyEvent] = []
+    for first in range(0, len(rows), STEP):
+        step = rows[first : first + STEP]
+        with collection_paused(len(step)):
+            for row in step:
+                # To read these by name, or each by `decoded`, would take as long as to decode the body.
+                seq, time, turn_index, run_id, key, kind, body = row[:_COLUMNS]
+                columns = {
+                    "session_id": session_id,
+                    "user_id": user_id,
+                    "seq": seq,
+                    "at": time,
+                    "turn_index": turn_index,
+                    "run_id": run_id,
+                    "key": key,
+                }
+                try:
+                    events.append(decode_event(kind, body, columns, row[_COLUMNS] if len(row) > _COLUMNS else None))
+                except UNREADABLE as error:
+                    record = name(len(events)) if name else f"event {session_id}:{seq}"
+                    raise CorruptRecordError(record, why_unreadable(error)) from None
+    return events
+
+
+_COLUMNS = EventRow._fields.index("blocks")
+"""How many columns stores have for an event."""
 
 
 def decoded(key: str, decode: Callable[[], Value]) -> Value:
@@ -77,11 +111,12 @@ def decoded(key: str, decode: Callable[[], Value]) -> Value:
     """
     try:
         return decode()
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise CorruptRecordError(key, why_unreadable(error)) from None
 
 
-_UNREADABLE = (ValueError, TypeError, KeyError, RecursionError)
+UNREADABLE = (ValueError, TypeError, KeyError, RecursionError)
+"""What is raised about a stored value that is not as it was written."""
 
 
 def _object(text: bytes | str | None) -> dict[str, Any]:

@@ -6,9 +6,9 @@ of a running answer are published but not stored, so stored sequence numbers hav
 Annotations are not postponed (PEP 563) in this module, since pydantic would evaluate each of them again for each class.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import not_
-from typing import Annotated, Any, ClassVar, Literal, cast, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 import pydantic_core
 from pydantic import (
@@ -28,6 +28,7 @@ from turnwise.memory.conversation.blocks import (
     Block,
     Unknown,
     answer_text,
+    decode,
     decode_json,
     encode,
 )
@@ -36,6 +37,7 @@ from turnwise.memory.conversation.runs import MERGED
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.values.frozen_json import FrozenDict, JsonObject, freeze
+from turnwise.memory.values.named_tuples import Reduced, by_name
 from turnwise.memory.values.records import adapter, lean, reduced
 
 Labels = Annotated[Mapping[str, str], AfterValidator(freeze)]
@@ -92,8 +94,11 @@ class _BlockSchema:
         return handler(adapter(AnyBlock).core_schema)
 
 
+_BLOCK_CLASSES = frozenset(BLOCK_KINDS.values())
+
+
 def _block(value: Any) -> Any:
-    if isinstance(value, Block):
+    if value.__class__ in _BLOCK_CLASSES or isinstance(value, Block):  # the latter is slow
         return value
     kind = value.get("kind") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind in BLOCK_KINDS or kind == "unknown":
@@ -664,6 +669,42 @@ _STORED_ELSEWHERE = {"kind", *_BLOCKS, "session_id", "user_id", "seq", "at", "tu
 """The fields of an event that are not in its JSON body: they have columns, or are stored elsewhere."""
 
 
+class EventRow(NamedTuple):
+    """An event of a session as stores keep it: the fields that have columns, its kind, and its body."""
+
+    seq: int
+    at: float
+    turn_index: int | None
+    run_id: str | None
+    key: str | None
+    kind: str
+    body: str
+    """The fields of its kind, as JSON: see `encode_body`."""
+    blocks: Mapping[str, Sequence[str]] | None = None
+    """Its blocks, encoded, by the fields that have them; None as long as nobody has read them."""
+
+    @property
+    def cls(self) -> type[Event] | None:
+        """The class of its kind; None for a kind that this version does not know."""
+        return KINDS.get(self.kind)
+
+    @property
+    def terminal(self) -> bool:
+        """Whether it ends a run."""
+        return self.cls is not None and self.cls.terminal
+
+    @property
+    def leads_to(self) -> str | None:
+        """The run that has the prompts of its run, if that one was merged: see `RunCancelled`."""
+        if self.cls is not RunCancelled:
+            return None
+        fields = pydantic_core.from_json(self.body)
+        return fields.get("successor") if fields.get("code") == MERGED else None
+
+    def __reduce__(self) -> Reduced:
+        return by_name(self)
+
+
 def encode_body(event: Event, *, blocks: bool = False) -> tuple[str, str]:
     """Return the kind, and the fields of that kind as JSON, without the fields that every event has.
 
@@ -689,14 +730,17 @@ def without_blocks(event: Event) -> AnyEvent:
     return cast(AnyEvent, lean(event.model_copy(update=no_blocks)) if no_blocks else event)
 
 
-def decode_event(kind: str, body: str, columns: Mapping[str, Any]) -> AnyEvent:
+def decode_event(
+    kind: str, body: str, columns: Mapping[str, Any], blocks: Mapping[str, Sequence[str]] | None = None
+) -> AnyEvent:
     """Return the event that `encode_body` encoded; a kind that this version does not know becomes `UnknownEvent`.
 
     Args:
         columns: the fields that are stored beside the body.
+        blocks: blocks that the body lacks, encoded, by their fields.
 
     Raises:
-        ValueError: the body is not JSON or does not fit the kind.
+        ValueError: the body or a block is not JSON, or does not fit the kind.
     """
     fields = pydantic_core.from_json(body) if body != "{}" else {}
     cls = KINDS.get(kind)
@@ -709,6 +753,9 @@ def decode_event(kind: str, body: str, columns: Mapping[str, Any]) -> AnyEvent:
     values = {**columns, **fields}
     if len(values) < len(columns) + len(fields):
         raise ValueError("the body has a field that is stored beside it")
+    if blocks:
+        for name, texts in blocks.items():
+            values[name] = tuple([decode(text) for text in texts])
     event: AnyEvent = cls.__pydantic_validator__.validate_python(values)  # `model_validate` adds a tenth of its time
     return lean(event)
 

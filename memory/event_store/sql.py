@@ -9,12 +9,13 @@ import sqlalchemy as sa
 from sqlalchemy import Column, Index, MetaData, PrimaryKeyConstraint, Table, Text
 
 from turnwise.errors import HistoryConflictError
+from turnwise.memory.conversation.codec import decoded_events
 from turnwise.memory.conversation.events import AnyEvent, Event, without_blocks
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.event_store.base import check_appended
 from turnwise.memory.stores.base import check_limit
 from turnwise.memory.stores.sql.database import insert_into
-from turnwise.memory.stores.sql.rows import event_row, read_event
+from turnwise.memory.stores.sql.rows import event_row
 from turnwise.memory.stores.sql.schema import event_columns
 from turnwise.memory.stores.sql.schema_version import WHERE, Schema
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
@@ -43,6 +44,9 @@ for _name, _columns, _filled in (
         unique=_name == "turnwise_history_key",
         info={WHERE: _filled},
     )
+
+_EVENT = [history.c[column.name] for column in event_columns()]
+"""The columns of an event, without its session."""
 
 _CHECKED = 1000
 """The most rows per lookup, since databases limit the values of a statement."""
@@ -76,9 +80,8 @@ class SQLHistory(SecureDeleteDatabase):
         super().__init__(url, lock_timeout_s=lock_timeout_s, connections=connections, make_schema=make_schema)
         dialect, bind = self._engine.dialect, sa.bindparam
         insert = insert_into(history, dialect)
-        columns = [column for column in history.columns if column is not history.c.user_id]
         is_session = (history.c.user_id == bind("user_id"), history.c.session_id == bind("session_id"))
-        page = sa.select(*columns).where(history.c.seq > bind("after")).order_by(history.c.seq).limit(bind("limit"))
+        page = sa.select(*_EVENT).where(history.c.seq > bind("after")).order_by(history.c.seq).limit(bind("limit"))
         # SQLite would read the whole session by its primary key. A run's id is unique; the session is only compared.
         is_of_session = (column.concat("") == bind(column.name) for column in (history.c.user_id, history.c.session_id))
         self._insert = Statement(insert.on_conflict_do_nothing(), dialect)
@@ -105,7 +108,7 @@ class SQLHistory(SecureDeleteDatabase):
             select, bounds["run_id"] = self._page_of_run, run_id
 
         def read(connection: sa.Connection) -> list[AnyEvent]:
-            return read_first(select(connection, bounds), lambda row: read_event(row, key))
+            return decoded_events(key, read_first(select(connection, bounds)))
 
         return await self._read(read)
 
@@ -156,13 +159,12 @@ class SQLHistory(SecureDeleteDatabase):
         was left out because of its key.
         """
         of_these = history.c.seq.in_([row["seq"] for row in rows])
-        columns = [column for column in history.columns if column is not history.c.user_id]
-        stored_rows = connection.execute(sa.select(*columns).where(*_of(key), of_these))
-        stored = {row.seq: read_event(row, key) for row in stored_rows}
+        stored_rows = connection.execute(sa.select(*_EVENT).where(*_of(key), of_these)).all()
+        stored = {event.seq: event for event in decoded_events(key, stored_rows)}
         for row in rows:
             if row["seq"] not in stored:
                 raise HistoryConflictError(key.session_id, row["seq"], row["event_key"])
-            if without_blocks(stored[row["seq"]]) != without_blocks(read_event(_columns_of(row), key)):
+            if without_blocks(stored[row["seq"]]) != without_blocks(decoded_events(key, [_columns_of(row)])[0]):
                 raise HistoryConflictError(key.session_id, row["seq"], None)
 
 
@@ -174,8 +176,8 @@ def _row(event: Event) -> dict[str, Any]:
 
 
 def _columns_of(row: dict[str, Any]) -> list[Any]:
-    """Return the values of a row as `read_event` expects them."""
-    return [value for name, value in row.items() if name != "user_id"]
+    """Return the values of a row's columns of the event."""
+    return [row[column.name] for column in _EVENT]
 
 
 def _of(key: SessionKey) -> tuple[sa.ColumnElement[bool], ...]:

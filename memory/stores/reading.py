@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from turnwise.errors import InvalidInputError, NameRefusedError, shown
 from turnwise.memory.conversation.branches import Branches, shown_ranges
-from turnwise.memory.conversation.events import AnyEvent
+from turnwise.memory.conversation.events import AnyEvent, EventRow
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Spans, cut
@@ -48,6 +48,14 @@ class FindsRemovals(Protocol):
 
     async def turns_with_removals(self, key: SessionKey, *, after: int = -1, limit: int = 100) -> list[TurnRecord]:
         """Return, as `SessionStore.turns` does, those turns that were forgotten or of which blocks were removed."""
+
+
+@runtime_checkable
+class KeepsEventRows(Protocol):
+    """Optional protocol of a session store: it returns events as rows, which who passes them on need not decode."""
+
+    async def event_rows(self, key: SessionKey, *, after: int = 0, limit: int = 1000) -> list[EventRow]:
+        """Return the rows of the events that `SessionStore.events` returns. Their bodies are not checked."""
 
 
 INDEX, TURN_INDEX, SEQ = attrgetter("index"), attrgetter("turn_index"), attrgetter("seq")

@@ -123,7 +123,8 @@ def _new_model(cls: type[Model], values: dict[str, Any], fields_set: set[str]) -
 
 def lean(model: Model) -> Model:
     """Return the same frozen model, with the shared set of the names of its fields instead of a set of its own."""
-    _set(model, "__pydantic_fields_set__", _shared(model.__pydantic_fields_set__))
+    names = model.__pydantic_fields_set__
+    _set(model, "__pydantic_fields_set__", _SETS.get(frozenset(names)) or _shared(names))
     return model
 
 

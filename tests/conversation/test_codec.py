@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from turnwise.errors import CorruptRecordError
-from turnwise.memory.conversation.codec import decode_record, decoded, decoded_event
+from turnwise.memory.conversation.codec import decode_record, decoded, decoded_events
+from turnwise.memory.conversation.events import EventRow
 from turnwise.memory.conversation.runs import RunRecord
+from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
@@ -75,8 +77,8 @@ def test_a_span_is_a_log_and_two_integers(spans: Any) -> None:
     ["{", "[]", '{"call_id":"hushhush"}', '{"call_id":"hushhush","name":"pay","seq":9}', '{"call_id":1,"name":2}'],
 )
 def test_an_event_that_does_not_fit_its_kind_is_named_and_not_quoted(body: str) -> None:
-    place = {"session_id": "s", "seq": 3, "at": 1.5, "turn_index": 2, "run_id": "r", "key": None}
-    assert decoded_event("tool_started", '{"call_id":"c","name":"pay"}', place).seq == 3
-    with pytest.raises(CorruptRecordError, match="event s:3") as refused:
-        decoded_event("tool_started", body, place)
+    fit = EventRow(3, 1.5, 2, "r", None, "tool_started", '{"call_id":"c","name":"pay"}')
+    assert [event.seq for event in decoded_events(SessionKey("s"), [fit])] == [3]
+    with pytest.raises(CorruptRecordError, match="event s:4") as refused:
+        decoded_events(SessionKey("s"), [fit, fit._replace(seq=4, body=body), fit._replace(seq=5)])
     assert "hushhush" not in str(refused.value)

@@ -1,4 +1,4 @@
-"""Garbage collection while a large package is imported."""
+"""Garbage collection while a large package is imported, and while many objects are made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from turnwise.memory.values.collection_pauses import importing
+from turnwise.memory.values.collection_pauses import collection_paused, importing
 
 NEW = "a_package_that_is_not_imported"
 
@@ -32,6 +32,20 @@ def test_garbage_is_collected_again_after_an_import_that_fails() -> None:
     with pytest.raises(ModuleNotFoundError), importing(NEW):
         __import__(NEW)
     assert gc.isenabled()
+
+
+def test_garbage_is_collected_again_after_a_block_that_makes_many_objects() -> None:
+    with collection_paused(1000):
+        assert not gc.isenabled()
+    with collection_paused(1):
+        assert gc.isenabled(), "a few records are not worth it"
+    with pytest.raises(ModuleNotFoundError), collection_paused(1000):
+        __import__(NEW)
+    assert gc.isenabled()
+    gc.disable()
+    with collection_paused(1000):
+        pass
+    assert not gc.isenabled(), "a program without garbage collection stays without it"
 
 
 def test_a_module_that_is_imported_already_pauses_no_collection() -> None:

@@ -11,12 +11,13 @@ from pydantic import TypeAdapter
 from turnwise.memory.archive.format import Line, event_line
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Unknown, decode, encode
+from turnwise.memory.conversation.codec import decoded_events
 from turnwise.memory.conversation.events import AnyEvent, Event, TextDelta, UnknownEvent, decode_event, encode_body
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.conversation.spans import Span
 from turnwise.memory.conversation.turns import Turn, TurnRecord
-from turnwise.memory.stores.redis.rows import decode_event_text, encode_event, padded
-from turnwise.memory.stores.sql.rows import event_row, read_event
+from turnwise.memory.stores.redis import rows as redis_rows
+from turnwise.memory.stores.sql import rows as sql_rows
 from turnwise.memory.values.frozen_json import freeze
 
 KINDS = ["hologram", "unknown", "stored_kind", ""]
@@ -26,13 +27,14 @@ BODY = '{"stored_kind":"x","depth":[1,{"text":"ü"}]}'
 
 
 def by_sql(event: Event) -> tuple[Event, object]:
-    row = event_row(7, event)
-    return read_event(row.values(), SessionKey("s")), row
+    row = sql_rows.event_row(7, event)
+    return decoded_events(SessionKey("s"), [[*row.values()][1:]])[0], row
 
 
 def by_redis(event: Event) -> tuple[Event, object]:
-    text = encode_event(event)
-    return decode_event_text("k", SessionKey("s"), (padded(event.seq) + text).encode()), text
+    text = redis_rows.encode_event(event)
+    row = redis_rows.event_row("k", (redis_rows.padded(event.seq) + text).encode())
+    return decoded_events(SessionKey("s"), [row])[0], text
 
 
 def by_archive(event: Event) -> tuple[Event, object]:

@@ -164,7 +164,8 @@ async def fill(store: SessionStore, session_id: str, user_id: str, secret: str =
         ToolUse(call_id="1", name=secret, input={secret: secret}),
         ToolResult(call_id="1", text=secret),
     ]
-    about: dict[str, Any] = {"session_id": session_id, "at": 1.0, "turn_index": 0, "run_id": run.run_id}
+    about: dict[str, Any] = {"session_id": session_id, "user_id": user_id, "at": 1.0}
+    about |= {"turn_index": 0, "run_id": run.run_id}
     events: list[Event] = [
         PromptAppended(seq=1, key="event key", **about),
         ToolStarted(seq=2, call_id="1", name=secret, **about),

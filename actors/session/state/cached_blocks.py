@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, TypeVar
+
+import pydantic_core
 
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.blocks import AnyBlock
-from turnwise.memory.conversation.events import Event, Places, RunStarted, SetsInput, StoresBlocks
+from turnwise.memory.conversation.events import KINDS, Event, EventRow, RunStarted, SetsInput, StoresBlocks
 from turnwise.memory.conversation.spans import Seen, Span, Spans, cut, from_places, join, overlap, size, union
 from turnwise.memory.conversation.turns import Turn, TurnRecord
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.reading import steps_of_blocks
+from turnwise.memory.values.collection_pauses import collection_paused
+from turnwise.memory.values.corrupt_records import UnfitError
 from turnwise.memory.values.ids import new_id
 from turnwise.memory.values.records import lean
 from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES, weight
@@ -22,22 +28,60 @@ TRIM_BYTES = 1 << 20
 STEP = 1_000
 """How many blocks are decoded or encoded before other work gets the event loop."""
 
-_WITH_BLOCKS = (StoresBlocks, SetsInput)
-"""The events that have blocks."""
+_PLACES: dict[type[Event] | None, dict[str, str]] = {
+    cls: ({"blocks": "span"} if issubclass(cls, StoresBlocks) else {})
+    | ({"blocks": "prompt"} if issubclass(cls, RunStarted) else {})
+    | ({"input_blocks": "input"} if issubclass(cls, SetsInput) else {})
+    for cls in KINDS.values()
+    if issubclass(cls, StoresBlocks | SetsInput)
+}
+"""By class: the fields that have blocks, and those that have their places. Other classes have none."""
+
+Readable = TypeVar("Readable", Event, Event | EventRow)
+"""An event, decoded or perhaps as its row."""
 
 
-def _missing_blocks(event: Event, log: str) -> dict[str, Spans]:
-    """Return the fields of an event that lack their blocks, with the positions of the blocks."""
-    if not isinstance(event, _WITH_BLOCKS):
+def _missing_blocks(event: Event | EventRow, log: str) -> dict[str, Spans]:
+    """Return the fields of an event that lack their blocks, with the positions of the blocks.
+
+    Raises:
+        ValueError, TypeError: the body of a row cannot be read, or has no places where they should be.
+    """
+    cls = KINDS.get(event.kind) if isinstance(event, EventRow) else type(event)
+    places_of = _PLACES.get(cls)
+    if not places_of:
         return {}
-    missing: dict[str, Places] = {}
-    if isinstance(event, StoresBlocks) and event.span and not event.blocks:
-        missing["blocks"] = (("", *event.span),)
-    if isinstance(event, RunStarted) and not event.blocks:
-        missing["blocks"] = event.prompt
-    if isinstance(event, SetsInput) and not event.input_blocks:
-        missing["input_blocks"] = event.input or ()
-    return {name: from_places(places, log) for name, places in missing.items() if places}
+    fields = pydantic_core.from_json(event.body) if isinstance(event, EventRow) else vars(event)
+    if not isinstance(fields, dict):
+        raise UnfitError(f"a {type(fields).__name__} is no JSON object")
+    missing: dict[str, Spans] = {}
+    for name, place in places_of.items():
+        if (places := fields.get(place)) and not fields.get(name):
+            missing[name] = (Span(log, *places),) if place == "span" else from_places(places, log)
+    if isinstance(event, EventRow):
+        for spans in missing.values():
+            for named, start, stop in spans:
+                if not (type(named) is str and type(start) is int and type(stop) is int):
+                    raise UnfitError("a place of blocks is a log and two integers")
+    return missing
+
+
+def _spans_in(fields: Mapping[str, Spans]) -> Spans:
+    return tuple(chain.from_iterable(fields.values())) if fields else ()
+
+
+def _with_blocks(event: Event | EventRow, fields: Mapping[str, Spans], cache: BlockCache) -> tuple[Any, int]:
+    """Return the event with the blocks of these fields, which the cache has, and about how many bytes it has."""
+    if isinstance(event, EventRow):
+        if not fields:
+            return event, len(event.body)
+        texts = {name: cache.read_encoded(spans) for name, spans in fields.items()}
+        length = sum([sum(map(len, blocks)) + BLOCK_BYTES * len(blocks) for blocks in texts.values()])
+        return EventRow(*event[:-1], texts), len(event.body) + length
+    count = sum(map(size, fields.values()))
+    if fields:
+        event = lean(event.model_copy(update={name: cache.read(spans) for name, spans in fields.items()}))
+    return event, weight(event) + BLOCK_BYTES * (1 + count)
 
 
 class CachedBlocks:
@@ -86,7 +130,8 @@ class CachedBlocks:
 
     async def read_first_turns(self, records: Sequence[TurnRecord]) -> list[Turn]:
         """Return the first of these turns, until their blocks weigh `PAGE_BYTES`; at least one, if there is one."""
-        cache = await self._first([_spans_of(turn) for turn in records])
+        places = [_spans_of(turn) for turn in records]
+        cache = await self._first(places, union(*places))
         if cache.size_bytes > PAGE_BYTES:
             await asyncio.sleep(0)
             records = records[: _count_first(records, cache)]
@@ -125,29 +170,38 @@ class CachedBlocks:
             complete += await self.read_first_events(events[len(complete) :], log)
         return complete
 
-    async def read_first_events(self, events: Sequence[Event], log: str) -> list[Event]:
+    async def read_first_events(self, events: Sequence[Readable], log: str) -> list[Readable]:
         """Return the first of these events, with their blocks, until they weigh `PAGE_BYTES`; at least one.
 
         Args:
             log: the session's own log.
+
+        Raises:
+            ValueError, TypeError: the body of a row cannot be read. Decode the rows to learn which.
         """
-        missing = {event.seq: fields for event in events if (fields := _missing_blocks(event, log))}
-        places = [[span for spans in missing.get(event.seq, {}).values() for span in spans] for event in events]
-        cache = await self._first(places) if missing else self.cache
-        complete: list[Event] = []
+        with collection_paused(len(events)):
+            missing: list[dict[str, Spans]] = [_missing_blocks(event, log) for event in events]
+            places = [*map(_spans_in, missing)]
+            needed = union(*places)
+        cache = await self._first(places, needed) if needed else self.cache
+        is_whole = not (needed and cache.missing(needed))
+        complete: list[Readable] = []
         remaining_bytes = PAGE_BYTES
-        for event, spans in zip(events, places, strict=True):
-            if complete and (remaining_bytes <= 0 or cache.missing(spans)):
-                break
-            fields = missing.get(event.seq, {})
-            read = {name: cache.read(spans) for name, spans in fields.items()}
-            complete.append(lean(event.model_copy(update=read)) if read else event)
-            remaining_bytes -= weight(complete[-1]) + BLOCK_BYTES * (1 + size(spans))
+        with collection_paused(len(events)):
+            for event, named, spans in zip(events, missing, places, strict=True):
+                if complete and (remaining_bytes <= 0 or not (is_whole or not cache.missing(spans))):
+                    break
+                read, event_bytes = _with_blocks(event, named, cache)
+                complete.append(read)
+                remaining_bytes -= event_bytes
         return complete
 
-    async def _first(self, groups: Sequence[Sequence[Span]]) -> BlockCache:
-        """Return a cache that contains the blocks of the first group, and of others until it weighs `PAGE_BYTES`."""
-        needed = union(*groups)
+    async def _first(self, groups: Sequence[Sequence[Span]], needed: Spans) -> BlockCache:
+        """Return a cache that contains the blocks of the first group, and of others until it weighs `PAGE_BYTES`.
+
+        Args:
+            needed: the union of the groups.
+        """
         if not self.cache.missing(needed):
             return self.cache
         cache = BlockCache(self.cache.source)

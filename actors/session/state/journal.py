@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import cast
 
 from turnwise.actors.inference.engine import NewEvent
 from turnwise.actors.session.state.cached_blocks import CachedBlocks
@@ -24,13 +25,14 @@ from turnwise.errors import (
     TurnwiseError,
 )
 from turnwise.memory.conversation.branches import is_shown
-from turnwise.memory.conversation.events import Event, SessionReverted
+from turnwise.memory.conversation.codec import UNREADABLE
+from turnwise.memory.conversation.events import Event, EventRow, SessionReverted
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import Span, Spans, union
 from turnwise.memory.event_store.base import HistoryStore
 from turnwise.memory.stores.base import Activation, Commit, SessionStore, clock_of, new_jump
-from turnwise.memory.stores.encrypted.records import check_events, check_session
-from turnwise.memory.stores.reading import merged_events
+from turnwise.memory.stores.encrypted.records import check_event_rows, check_events, check_session
+from turnwise.memory.stores.reading import KeepsEventRows, merged_events
 from turnwise.memory.values.records import replace
 from turnwise.memory.values.weights import may_be_cut
 
@@ -384,13 +386,37 @@ class Journal:
         """
         return await self._with_blocks(await self.bare_events(after, limit))
 
+    async def events_to_pass_on(self, after: int, limit: int) -> Sequence[Event | EventRow]:
+        """Return what `events` returns, for another process: stored events as rows, which that process decodes.
+
+        With an event store, or a store that has no rows, all of them are decoded.
+        """
+        store = self.store
+        if self.forwarder or after >= self.log.start - 1 or not isinstance(store, KeepsEventRows):  # the last is slow
+            return await self.events(after, limit)
+
+        async def read(after: int, limit: int) -> Sequence[EventRow]:
+            return check_event_rows(self.key, await store.event_rows(self.key, after=after, limit=limit))
+
+        found = await self._with_cached(read, after, limit)
+        try:
+            return await self.blocks.read_first_events(found, self.session.log)
+        except UNREADABLE:
+            return await self.events(after, limit)  # which says what cannot be read
+
     async def bare_events(self, after: int, limit: int) -> Sequence[Event]:
         """Return the events that `events` returns, without blocks if they are stored apart."""
+        return cast(list[Event], await self._with_cached(self._stored_events, after, limit))
+
+    async def _with_cached(
+        self, read: Callable[[int, int], Awaitable[Sequence[Event | EventRow]]], after: int, limit: int
+    ) -> Sequence[Event | EventRow]:
+        """Return events from memory, and older ones as `read` returns them."""
         start = self.log.start
         if after >= start - 1:
             return self.log.since(after, limit)
         cached = self.log.since(start - 1, limit)  # read first, since these may leave memory while the store is read
-        stored = await self._stored_events(after, limit)
+        stored = await read(after, limit)
         earlier = [event for event in stored if event.seq < start]
         if earlier and len(earlier) == len(stored) and may_be_cut(earlier, limit):
             return earlier  # the store may have more events before those in memory

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, cast
 
 from turnwise.actors.session.state.run_events import turn_key
 from turnwise.actors.session.state.state import SessionState
@@ -22,7 +22,7 @@ from turnwise.errors import (
 from turnwise.memory.conversation.blocks import AnyBlock, Summary, ToolUse
 from turnwise.memory.conversation.branches import shown_among
 from turnwise.memory.conversation.calls.tool_calls import PendingCall, decode_calls
-from turnwise.memory.conversation.events import Event, RunCancelled
+from turnwise.memory.conversation.events import Event, EventRow, RunCancelled
 from turnwise.memory.conversation.runs import RunRecord, Until, has_reached
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.spans import union
@@ -383,6 +383,29 @@ class SessionReads:
         none after `FILTERED_PAGES` pages without one. Events that are no longer in memory come from the store, which
         has no live events. For a merged run, the events are those of the run that has its prompts.
         """
+        found, last, is_all = await self._find_events(
+            self._journal.events, after, limit, run_id=run_id, only=only, timeout_s=timeout_s
+        )
+        return cast(list[Event], found), last, is_all
+
+    async def events_to_pass_on(
+        self, after: int, limit: int, *, run_id: str | None, only: EventFilter | None, timeout_s: float
+    ) -> tuple[list[Event | EventRow], int, bool]:
+        """Return what `events` returns, for another process: stored events as rows, which that process decodes."""
+        read = self._journal.events_to_pass_on if only is None else self._journal.events
+        return await self._find_events(read, after, limit, run_id=run_id, only=only, timeout_s=timeout_s)
+
+    async def _find_events(
+        self,
+        read: Callable[[int, int], Awaitable[Sequence[Event | EventRow]]],
+        after: int,
+        limit: int,
+        *,
+        run_id: str | None,
+        only: EventFilter | None,
+        timeout_s: float,
+    ) -> tuple[list[Event | EventRow], int, bool]:
+        """Do what `events` does, with the events that `read` returns: none of them is a row if there is a filter."""
         await self._load()
         if run_id is not None:
             record = await self._current(run_id)
@@ -393,12 +416,14 @@ class SessionReads:
             # If this is true, a run that is not open has not necessarily ended.
             in_doubt = self._journal.stale or self._journal.lost
             ended = run_id is not None and self._state.open_run(run_id) is None and not in_doubt
-            events = await self._journal.events(after, limit)
+            events = await read(after, limit)
             after = events[-1].seq if events else after
             chosen = [
-                event for event in events if run_id in (None, event.run_id) and (only is None or only.takes(event))
+                event
+                for event in events
+                if run_id in (None, event.run_id) and (only is None or only.takes(cast(Event, event)))
             ]
-            is_merged = any(isinstance(event, RunCancelled) and event.leads_to for event in chosen)
+            is_merged = run_id is not None and any(map(_is_merge, chosen))
             if run_id is not None and not is_merged:
                 chosen, after = _up_to_end(chosen, after)
             is_all = not events or after >= self._journal.log.published
@@ -435,7 +460,12 @@ class SessionReads:
         return await self._journal.blocks.read(await originals(summary, self._journal.blocks.read))
 
 
-def _up_to_end(events: list[Event], after: int) -> tuple[list[Event], int]:
+def _is_merge(event: Event | EventRow) -> bool:
+    """Return whether an event ends a run that another one has taken the prompts of."""
+    return isinstance(event, RunCancelled | EventRow) and event.leads_to is not None
+
+
+def _up_to_end(events: list[Event | EventRow], after: int) -> tuple[list[Event | EventRow], int]:
     """Return a run's events up to its terminal event, if it is among them, and the number to continue after."""
     for count, event in enumerate(events, 1):
         if event.terminal:

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from turnwise.errors import CorruptRecordError, DuplicateKeyError, SessionFencedError, SessionNotFoundError
 from turnwise.memory.conversation.blocks import Text, User, encode
+from turnwise.memory.conversation.codec import decoded_events
 from turnwise.memory.conversation.events import (
     KINDS,
     Event,
@@ -40,7 +41,7 @@ from turnwise.memory.stores.conformance.fixtures import (
     unchanged,
 )
 from turnwise.memory.stores.conformance.laws import Law, collector, equal, refuses
-from turnwise.memory.stores.reading import FindsRemovals, read_blocks
+from turnwise.memory.stores.reading import FindsRemovals, KeepsEventRows, read_blocks
 from turnwise.memory.values.frozen_json import FrozenDict, freeze
 
 LAWS: list[Law] = []
@@ -96,6 +97,19 @@ async def check_carried_spans_of_a_turn_come_back(store: SessionStore) -> None:
             equal([turn.carried for turn in turns], expected, f"what they carry, of {subject}")
     await owner.commit(turns=plain[:2])
     equal([turn.carried for turn in await store.turns(SessionKey("s"))], [(), (), *lists[2:]], "what is left of it")
+
+
+@_law
+async def check_events_come_as_rows(store: SessionStore) -> None:
+    """Their rows are those that `events` decodes, in the same pages."""
+    if not isinstance(store, KeepsEventRows):
+        return
+    owner, key = await own(store), SessionKey("s")
+    await owner.commit(events=[an_event(seq, f"e{seq}" if seq % 2 else None) for seq in range(1, 8)])
+    for after, limit in ((0, 100), (2, 3), (7, 1)):
+        rows = await store.event_rows(key, after=after, limit=limit)
+        equal(decoded_events(key, rows), await store.events(key, after=after, limit=limit), "the events of the rows")
+    await refuses(SessionNotFoundError, store.event_rows(SessionKey("nobody")), "the rows of no session")
 
 
 @_law

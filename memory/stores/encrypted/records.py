@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from turnwise.errors import CorruptRecordError, EncryptionError, NotEncryptedError, StillEncryptedError
-from turnwise.memory.conversation.codec import decoded_event, encode_json
-from turnwise.memory.conversation.events import AnyEvent, Event, UnknownEvent, encode_body
+from turnwise.memory.conversation.codec import decoded_events, encode_json
+from turnwise.memory.conversation.events import AnyEvent, Event, EventRow, UnknownEvent, encode_body
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import SessionKey, SessionRecord
 from turnwise.memory.conversation.turns import TurnRecord
@@ -50,6 +50,14 @@ def check_events(events: list[AnyEvent]) -> list[AnyEvent]:
         if isinstance(event, UnknownEvent) and event.stored_kind == SEALED:
             raise StillEncryptedError(f"event {event.session_id}:{event.seq}")
     return events
+
+
+def check_event_rows(session: SessionKey, rows: Sequence[EventRow]) -> Sequence[EventRow]:
+    """Do what `check_events` does, for events that are not decoded."""
+    for row in rows:
+        if row.kind == SEALED:
+            raise StillEncryptedError(f"event {session.session_id}:{row.seq}")
+    return rows
 
 
 def block_place(log: str, position: int) -> Place:
@@ -215,18 +223,21 @@ def seal_event(key: UserKey, session: SessionKey, event: Event, *, blocks: bool 
 
 
 async def open_event(texts: Unsealing, session: SessionKey, event: Event) -> AnyEvent:
+    (opened,) = await open_events(texts, session, [event])
+    return opened
+
+
+async def open_events(texts: Unsealing, session: SessionKey, events: Iterable[Event]) -> list[AnyEvent]:
+    return decoded_events(session, [await open_event_row(texts, session, event) for event in events])
+
+
+async def open_event_row(texts: Unsealing, session: SessionKey, event: Event) -> EventRow:
+    """Return the decrypted row of an event, which is not decoded yet."""
     place = _event_place(session, event)
     if not isinstance(event, UnknownEvent) or event.stored_kind != SEALED:
         raise NotEncryptedError(place.record)
     kind, body = await _open(texts, place, event.payload)
-    columns = {
-        name: getattr(event, name) for name in ("session_id", "user_id", "seq", "at", "turn_index", "run_id", "key")
-    }
-    return decoded_event(kind, body, columns)
-
-
-async def open_events(texts: Unsealing, session: SessionKey, events: Iterable[Event]) -> list[AnyEvent]:
-    return [await open_event(texts, session, event) for event in events]
+    return EventRow(event.seq, event.at, event.turn_index, event.run_id, event.key, kind, body)
 
 
 def seal_commit(key: UserKey, of: SessionKey, commit: Commit) -> Commit:

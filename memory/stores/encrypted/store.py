@@ -15,7 +15,7 @@ from turnwise.errors import (
     SessionFencedError,
     shown,
 )
-from turnwise.memory.conversation.events import AnyEvent
+from turnwise.memory.conversation.events import AnyEvent, EventRow
 from turnwise.memory.conversation.ledger import LedgerQuery, LedgerRow
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord, SessionStatus
@@ -44,6 +44,7 @@ from turnwise.memory.stores.encrypted.records import (
     block_place,
     open_delivery,
     open_event,
+    open_event_row,
     open_events,
     open_file,
     open_run,
@@ -193,6 +194,11 @@ class EncryptedStore(Shared):
     async def events(self, key: SessionKey, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
         events = await self._inner.events(key, after=after, limit=limit)
         return await open_events(self._texts(), key, events)
+
+    async def event_rows(self, key: SessionKey, *, after: int = 0, limit: int = 1000) -> list[EventRow]:
+        """See `KeepsEventRows`."""
+        events, texts = await self._inner.events(key, after=after, limit=limit), self._texts()
+        return [await open_event_row(texts, key, event) for event in events]
 
     async def event_of_key(self, key: SessionKey, event_key: str) -> AnyEvent | None:
         event = await self._inner.event_of_key(key, event_key)

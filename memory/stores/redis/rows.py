@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from turnwise.errors import StoreError
 from turnwise.memory.conversation.codec import decoded, encode_json
-from turnwise.memory.conversation.events import AnyEvent, Event, decode_event, encode_body
+from turnwise.memory.conversation.events import Event, EventRow, encode_body
 from turnwise.memory.conversation.ledger import NUMBERS, ZEROS, LedgerKey, LedgerRow
-from turnwise.memory.conversation.sessions import SessionKey
 
 
 def encode_event(event: Event) -> str:
@@ -20,20 +18,19 @@ def encode_event(event: Event) -> str:
     return f"{encode_json([kind, event.at, event.turn_index, event.run_id, event.key])}\n{body}"
 
 
-def decode_event_text(key: str, session: SessionKey, text: bytes) -> AnyEvent:
-    """Return the event from its stored text: the sequence number followed by the text of `encode_event`.
+def event_row(key: str, text: bytes) -> EventRow:
+    """Return the row of an event from its stored text: the sequence number followed by the text of `encode_event`.
 
     Raises:
         CorruptRecordError: the text is damaged; names the key.
     """
 
-    def decode() -> AnyEvent:
+    def read() -> EventRow:
         head, body = text[PADDED_DIGITS:].decode().split("\n", 1)
         kind, time, turn_index, run_id, event_key = json.loads(head)
-        ids: dict[str, Any] = {**session._asdict(), "seq": int(text[:PADDED_DIGITS]), "at": time}
-        return decode_event(kind, body, {**ids, "turn_index": turn_index, "run_id": run_id, "key": event_key})
+        return EventRow(int(text[:PADDED_DIGITS]), time, turn_index, run_id, event_key, kind, body)
 
-    return decoded(key, decode)
+    return decoded(key, read)
 
 
 PADDED_DIGITS = 19

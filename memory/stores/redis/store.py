@@ -28,8 +28,8 @@ from turnwise.errors import (
     TurnwiseError,
     WebhookChangedError,
 )
-from turnwise.memory.conversation.codec import decode_record, decoded
-from turnwise.memory.conversation.events import AnyEvent
+from turnwise.memory.conversation.codec import decode_record, decoded, decoded_events
+from turnwise.memory.conversation.events import AnyEvent, EventRow
 from turnwise.memory.conversation.ledger import NUMBERS, LedgerQuery, LedgerRow, numbers_of
 from turnwise.memory.conversation.runs import UNSETTLED, RunRecord
 from turnwise.memory.conversation.sessions import (
@@ -86,8 +86,8 @@ from turnwise.memory.stores.redis.files import RedisFiles, place_of
 from turnwise.memory.stores.redis.read_scripts import READS
 from turnwise.memory.stores.redis.rows import (
     PADDED_DIGITS,
-    decode_event_text,
     encode_event,
+    event_row,
     finite,
     ledger_field,
     padded,
@@ -289,11 +289,16 @@ class RedisStore(RedisDatabase):
 
     async def events(self, key: SessionKey, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
         number, texts = await self._page(key, after, limit, ":events", ":keyed")
-        return [self._event(number, key, text) for text in texts]
+        return self._events(number, key, texts)
+
+    async def event_rows(self, key: SessionKey, *, after: int = 0, limit: int = 1000) -> list[EventRow]:
+        """See `KeepsEventRows`."""
+        number, texts = await self._page(key, after, limit, ":events", ":keyed")
+        return self._event_rows(number, texts)
 
     async def event_of_key(self, key: SessionKey, event_key: str) -> AnyEvent | None:
         number, *texts = await self._of_key(key, _index_field("e", event_key), ":keyed")
-        return self._event(_decoded(number), key, texts[0]) if texts else None
+        return self._events(_decoded(number), key, texts)[0] if texts else None
 
     async def query(
         self,
@@ -658,8 +663,12 @@ class RedisStore(RedisDatabase):
         record_key = self._redis_key(number, ":runs", text)
         return decode_record(RunRecord, record_key, text[PADDED_DIGITS + 1 :], **key._asdict())
 
-    def _event(self, number: str, key: SessionKey, text: bytes) -> AnyEvent:
-        return decode_event_text(self._redis_key(number, ":events", text), key, text)
+    def _events(self, number: str, key: SessionKey, texts: Sequence[bytes]) -> list[AnyEvent]:
+        rows = self._event_rows(number, texts)
+        return decoded_events(key, rows, lambda index: self._redis_key(number, ":events", texts[index]))
+
+    def _event_rows(self, number: str, texts: Sequence[bytes]) -> list[EventRow]:
+        return [event_row(self._redis_key(number, ":events", text), text) for text in texts]
 
     def _session_key(self, number: bytes, name: bytes) -> SessionKey:
         return decoded(f"id of {self._redis_key(_decoded(number))}", lambda: SessionKey(*json.loads(name)))

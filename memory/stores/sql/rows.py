@@ -11,8 +11,8 @@ from typing import Any
 import pydantic_core
 
 from turnwise.errors import CorruptRecordError
-from turnwise.memory.conversation.codec import decoded, decoded_event, encode_json, to_json
-from turnwise.memory.conversation.events import AnyEvent, Event, RunCompleted, RunStarted, encode_body
+from turnwise.memory.conversation.codec import decoded, encode_json, to_json
+from turnwise.memory.conversation.events import Event, RunCompleted, RunStarted, encode_body
 from turnwise.memory.conversation.ledger import NUMBERS, LedgerKey
 from turnwise.memory.conversation.memory_use import MemoryUse
 from turnwise.memory.conversation.runs import RUN_CHANGES, RunRecord
@@ -505,7 +505,7 @@ def whole_event_row(row: Sequence[Any], runs: Mapping[int, Sequence[Any]], sessi
     Args:
         runs: by their turns, the id, the usage and the stop reason of the runs as they are stored.
     """
-    own, seq, at, turn_index, _, event_key, kind, body = row
+    seq, at, turn_index, _, event_key, kind, body = row
 
     def whole() -> Sequence[Any]:
         run_id, usage, stop_reason = runs[turn_index]
@@ -518,7 +518,7 @@ def whole_event_row(row: Sequence[Any], runs: Mapping[int, Sequence[Any]], sessi
                 end["usage"] = usage and _long_names(pydantic_core.from_json(usage))
                 fields = {name: value for name, value in end.items() if value is not None}
             whole_kind, whole_body = _KINDS[kind], encode_json(fields)
-        return own, seq, at, turn_index, whole_id(run_id), event_key, whole_kind, whole_body
+        return seq, at, turn_index, whole_id(run_id), event_key, whole_kind, whole_body
 
     return decoded(f"event {session.session_id}:{seq}", whole)
 
@@ -527,23 +527,6 @@ _OWN = ""
 """The name of the session's own log in events."""
 
 _KINDS = {_STARTED: "run_started", _COMPLETED: "run_completed"}
-
-
-def read_event(row: Iterable[Any], session: SessionKey) -> AnyEvent:
-    """Return the event of a row, which has the columns of an events table in their order."""
-    session_id, user_id = session
-    # A session has many events: access by name, and `_asdict`, would take longer than decoding the body.
-    _, seq, time, turn_index, run_id, key, kind, body = row
-    columns = {
-        "session_id": session_id,
-        "user_id": user_id,
-        "seq": seq,
-        "at": time,
-        "turn_index": turn_index,
-        "run_id": run_id,
-        "key": key,
-    }
-    return decoded_event(kind, body, columns)
 
 
 def read_sessions(rows: Iterable[Any]) -> tuple[tuple[SessionRecord, ...], tuple[SessionKey, ...]]:

@@ -193,7 +193,7 @@ Index(
 
 
 def event_columns() -> list[Column[Any]]:
-    """Return the columns of an event, without its session, in the order in which `read_event` expects them."""
+    """Return the columns of an event, without its session, in the order of the fields of `EventRow`."""
     return [
         Column("seq", BigInteger, nullable=False),
         Column("at", Double, nullable=False),

@@ -26,8 +26,8 @@ from turnwise.errors import (
     StoreError,
     TurnwiseError,
 )
-from turnwise.memory.conversation.codec import decoded
-from turnwise.memory.conversation.events import AnyEvent
+from turnwise.memory.conversation.codec import decoded, decoded_events
+from turnwise.memory.conversation.events import AnyEvent, EventRow
 from turnwise.memory.conversation.ledger import COLUMNS, NUMBERS, LedgerQuery, LedgerRow
 from turnwise.memory.conversation.runs import RunRecord
 from turnwise.memory.conversation.sessions import DEFAULT_USER, SessionKey, SessionRecord, SessionStatus, parent_id
@@ -88,7 +88,6 @@ from turnwise.memory.stores.sql.rows import (
     packed_id,
     read_deliveries,
     read_delivery,
-    read_event,
     read_run,
     read_session,
     read_sessions,
@@ -104,7 +103,6 @@ from turnwise.memory.stores.sql.statements import Statement, read_first, read_pa
 from turnwise.memory.stores.sql.texts import text_index
 from turnwise.memory.values.corrupt_records import UNDECODABLE
 from turnwise.memory.values.ids import check_names, new_row_key
-from turnwise.memory.values.ranges import MAX_COUNT
 from turnwise.memory.values.records import record_of, record_text
 from turnwise.memory.values.weights import BLOCK_BYTES, PAGE_BYTES
 
@@ -462,29 +460,39 @@ class SQLStore(SecureDeleteDatabase):
         return await self._list(self._sql.runs, key, after, limit, lambda row: read_run(row, key))
 
     async def events(self, key: SessionKey, *, after: int = 0, limit: int = 1000) -> list[AnyEvent]:
-        bounds = {**key._asdict(), "after": after, "limit": check_limit(limit)}
-        return await self._read(lambda connection: self._events(connection, self._sql.events, key, bounds))
+        return await self._events(self._sql.events, key, _after(after, limit), partial(decoded_events, key))
+
+    async def event_rows(self, key: SessionKey, *, after: int = 0, limit: int = 1000) -> list[EventRow]:
+        """See `KeepsEventRows`."""
+        return await self._events(
+            self._sql.events, key, _after(after, limit), lambda rows: [EventRow(*row) for row in rows]
+        )
 
     async def event_of_key(self, key: SessionKey, event_key: str) -> AnyEvent | None:
-        names = {**key._asdict(), "event_key": event_key}
-        events = await self._read(lambda connection: self._events(connection, self._sql.event_of_key, key, names))
+        events = await self._events(self._sql.event_of_key, key, {"event_key": event_key}, partial(decoded_events, key))
         return events[0] if events else None
 
-    def _events(
-        self, connection: sa.Connection, select: Statement, key: SessionKey, values: dict[str, Any]
-    ) -> list[AnyEvent]:
-        """Return the events of a statement's rows, each with what the row of its run has."""
-        rows, _ = read_page(select.rows(connection, values), MAX_COUNT)
+    async def _events(
+        self, select: Statement, key: SessionKey, values: dict[str, Any], parse: Callable[[list[Any]], list[Result]]
+    ) -> list[Result]:
+        def read(connection: sa.Connection) -> list[Result]:
+            rows = read_first(select.rows(connection, {**key._asdict(), **values}))
+            if not rows:
+                self._session(connection, key)
+            return parse(self._whole_events(connection, key, rows))
+
+        return await self._read(read)
+
+    def _whole_events(self, connection: sa.Connection, key: SessionKey, rows: list[Any]) -> list[Any]:
+        """Return rows of events, each with what the row of its run has."""
         turns = [row[_TURN_INDEX] for row in rows if row[_RUN_ID] == OF_TURN]
-        if not rows:
-            self._session(connection, key)
         if not turns:
-            return [read_event(row, key) for row in rows]
-        between = {"key": rows[0][_SESSION], "first": min(turns), "last": max(turns)}
-        runs = {turn_index: run for turn_index, *run in self._sql.runs_of_events.rows(connection, between)}
+            return rows
+        values = {**key._asdict(), "first": min(turns), "last": max(turns)}
+        runs = {turn_index: run for turn_index, *run in self._sql.runs_of_events.rows(connection, values)}
         if not runs.keys() >= set(turns):
             self._session(connection, key)  # it was deleted meanwhile
-        return [read_event(whole_event_row(row, runs, key) if row[_RUN_ID] == OF_TURN else row, key) for row in rows]
+        return [whole_event_row(row, runs, key) if row[_RUN_ID] == OF_TURN else row for row in rows]
 
     async def query(
         self,
@@ -625,7 +633,7 @@ class SQLStore(SecureDeleteDatabase):
         statement = statement.where(deliveries.c.delivery_id > max(start, after), deliveries.c.delivery_id < stop)
         statement = statement.order_by(deliveries.c.delivery_id)
         statement = statement.limit(check_limit(limit))
-        return await self._read(lambda connection: read_first(connection.execute(statement), read_delivery))
+        return await self._read(lambda connection: [*map(read_delivery, read_first(connection.execute(statement)))])
 
     async def due(
         self, now: float, *, cursor: str | None = None, limit: int = 100, without_users: Collection[str] = ()
@@ -876,9 +884,14 @@ class SQLStore(SecureDeleteDatabase):
     async def _list(
         self, select: Select, key: SessionKey, after: int, limit: int, parse: Callable[[Any], Result]
     ) -> list[Result]:
+        return await self._page(select, key, after, limit, lambda rows: [parse(row) for row in rows])
+
+    async def _page(
+        self, select: Select, key: SessionKey, after: int, limit: int, parse: Callable[[list[Any]], list[Result]]
+    ) -> list[Result]:
         def read(connection: sa.Connection) -> list[Result]:
             bounds = {**key._asdict(), "after": after, "limit": check_limit(limit)}
-            results = read_first(select(connection, bounds), parse)
+            results = parse(read_first(select(connection, bounds)))
             if not results:
                 self._session(connection, key)
             return results
@@ -927,10 +940,12 @@ class SQLStore(SecureDeleteDatabase):
         return await self._read(lambda connection: self._sql.stored_id(connection, values).one_or_none() is not None)
 
 
-_SESSION, _TURN_INDEX, _RUN_ID = (
-    [column.name for column in schema.events.columns].index(name) for name in ("session", "turn_index", "run_id")
-)
+_TURN_INDEX, _RUN_ID = (EventRow._fields.index(name) for name in ("turn_index", "run_id"))
 """The places of columns in a row of events."""
+
+
+def _after(after: int, limit: int) -> dict[str, int]:
+    return {"after": after, "limit": check_limit(limit)}
 
 
 def _cursor(connection: sa.Connection) -> Any:

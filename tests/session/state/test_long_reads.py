@@ -220,6 +220,7 @@ async def turns_after(reader: Reader, after: int) -> tuple[int, int | None]:
 
 async def events_after(reader: Reader, after: int) -> tuple[int, int | None]:
     events, later, is_all = (await verbs.events(0.0, after, 100).read(reader)).answer
+    assert isinstance(events, list)
     return len(events), None if is_all else later
 
 

@@ -227,9 +227,11 @@ class InvalidPromptError(InvalidInputError):
 
 
 class EmptyTurnError(InvalidInputError):
-    """A run has no prompts, since none were passed and none were appended, and no instructions of its own either."""
+    """A prompt is blank; or a run has no prompts and no instructions: none were passed, and none were appended."""
 
-    message = "session {session_id!r} has nothing to run: pass a prompt that is not blank, or instructions"
+    message = (
+        "session {session_id!r} has nothing to run, or a blank prompt: pass prompts that are not blank, or instructions"
+    )
     session_id: str
 
 
@@ -350,7 +352,10 @@ class SessionNotFoundError(NotFoundError):
 class TurnNotFoundError(NotFoundError):
     """The session has no turn with this index or id."""
 
-    message = "session {session_id!r} has no turn {index!r}: turns() lists those it has (a discarded turn leaves a gap)"
+    message = (
+        "session {session_id!r} has no turn {index!r}: turns() lists those it has (a discarded turn leaves a gap, and "
+        "turns from before a fork are those of the session that was forked)"
+    )
     session_id: str
     index: int | str | None
 

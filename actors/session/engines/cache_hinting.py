@@ -52,9 +52,9 @@ class CacheHinting:
 
     def committed(self, events: Iterable[Event], runs: Iterable[RunRecord]) -> None:
         """Send what a commit that was stored means for the cache."""
-        if (hints := self._hints) is None:
-            return
         with self._quietly():
+            if (hints := self._hints) is None:
+                return
             kinds = {type(event) for event in events}
             if ApprovalRequested in kinds:
                 if any(run.state == "awaiting_approval" for run in runs):

@@ -26,7 +26,7 @@ class Direct(AsyncSession):
     """A session that asks its core without Ray, and loses answers of `append`."""
 
     def __init__(self, core: SessionCore) -> None:
-        self.id = "s"
+        self.session_id = "s"
         self.core = core
         self.fault: str | None = None
         """Whether the next append is lost before it is stored (`call`), or its answer behind it (`answer`)."""

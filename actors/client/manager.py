@@ -17,7 +17,7 @@ from turnwise.actors.client import steps
 from turnwise.actors.client.execution import AsyncExecutionHandle
 from turnwise.actors.client.expiry import AsyncSweepSchedule, memories_of, sweep
 from turnwise.actors.client.files import AsyncFiles, collect_files, with_bytes_of
-from turnwise.actors.client.forgetting import clear, forget, forget_in_memories
+from turnwise.actors.client.forgetting import clear, forget, forget_only_memory
 from turnwise.actors.client.importing import read_conversation, send_conversation
 from turnwise.actors.client.run_once import AsyncOnce
 from turnwise.actors.client.session import AsyncSession
@@ -1134,8 +1134,9 @@ class AsyncSessionManager:
         Args:
             verify: whether memories are checked afterwards for remains, in the parts that were changed, at a cost that
                 grows with what is forgotten.
-            only_memory: if true, only memories and notes forget; sessions and all else stay. A turn that waits to be
-                saved is saved later: call `session.memory.wait` first.
+            only_memory: if true, only memories and notes forget; sessions and all else stay. Turns that wait to be
+                saved are saved before, within 30 s for each session. A turn under way is saved when its run has ended:
+                the result's `in_use` names its session; cancel the run, and repeat the call.
 
         Raises:
             LongTermMemoryError: a memory failed; the sessions are deleted.
@@ -1143,7 +1144,7 @@ class AsyncSessionManager:
         self._check_writes("*", "forget")
         await self._start.done()
         if only_memory:
-            return await forget_in_memories(self._client, user_id, verify=verify)
+            return await forget_only_memory(self._client, self._store, user_id, verify=verify)
         await self._once.forget(user_id)
         report = await forget(self._client, self._store, user_id, verify=verify)
         self._once.announce_quotas()

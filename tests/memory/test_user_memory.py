@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from patience import until
 from turnwise import AsyncSessionManager, EchoEngine, InProcess, LexicalMemory, SessionManager, StaticMemory
 from turnwise.errors import NoMemoryError, ReadOnlyMemoryError
+from turnwise.testing.scripted_engine import Pause, ScriptedEngine
 
 HANDBOOK = "Tea is served at four."
 
@@ -67,6 +69,19 @@ def test_memory_alone_is_forgotten_and_conversations_stay(manager: SessionManage
     assert "blue" in manager.get("a", user_id="bo").memory.list().items[0].text
     assert manager.forget("ann", only_memory=True).verified, "it may be repeated"
     assert HANDBOOK in [item.text for item in chat.memory.recall("tea")]
+
+
+def test_what_waits_to_be_saved_is_forgotten_too_and_what_is_under_way_is_named(tmp_path: Path) -> None:
+    with made(tmp_path, engine=ScriptedEngine(["Yes.", [Pause(math.inf)]])) as manager:
+        chat = manager.open("a", user_id="ann")
+        chat.run("My boat is blue.").wait()
+        done = manager.forget("ann", only_memory=True)
+        assert (done.in_use, done.items) == ((), {"LexicalMemory": 1}), "the turn was saved first"
+        run = chat.run("My sail is red.")
+        assert manager.forget("ann", only_memory=True).in_use == ("a",)
+        run.cancel()
+        assert manager.forget("ann", only_memory=True).in_use == ()
+        assert chat.memory.wait(10) and not chat.memory.list().items
 
 
 def test_a_manager_without_memories_says_so(tmp_path: Path) -> None:

@@ -32,6 +32,9 @@ from turnwise.memory.working.memory import forget_apart
 
 _PAGE = 100
 
+SAVE_S = 30.0
+"""How long `forget_only_memory` waits for a session's turns to be saved, in seconds."""
+
 
 def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: bool) -> Forgotten:
     """Delete a user's sessions, memberships, webhooks, tenant and quotas, then what memories keep.
@@ -51,11 +54,37 @@ def forget(client: SessionsClient, store: StoreReads, user_id: str, *, verify: b
     if keeps_files(store.store):
         store.ask("forget_files", user_id)
     report += Forgotten(webhooks=len(webhooks))
-    return report + forget_in_memories(client, user_id, verify=verify)
+    return report + _forget_in_memories(client, user_id, verify=verify)
 
 
-def forget_in_memories(client: SessionsClient, user_id: str, *, verify: bool) -> Forgotten:
-    """Delete what memories and notes keep for a user, one after the other; see `SessionManager.forget`."""
+def forget_only_memory(client: SessionsClient, store: StoreReads, user_id: str, *, verify: bool) -> Forgotten:
+    """Delete what memories and notes keep for a user, when they have all turns that have ended.
+
+    See `SessionManager.forget`.
+    """
+    in_use: list[str] = []
+    saves = any(not is_read_only(slot.memory) for slot in client.memories)
+    page, cursor = None, None
+    while saves and (page is None or cursor):
+        page = store.ask("query", user_id=user_id, cursor=cursor, limit=_PAGE)
+        cursor = page.cursor
+        behind = [session.key for session in page if session.saved < session.next_index - 1]
+        in_use += [key.session_id for key in behind if _has_run_when_saved(client, key)]
+    return _forget_in_memories(client, user_id, verify=verify) + Forgotten(in_use=tuple(in_use))
+
+
+def _has_run_when_saved(client: SessionsClient, key: SessionKey) -> bool:
+    """Wait until memories have a session's turns that have ended; return whether it has a run."""
+    host = SessionHost(client, SessionRef(key))
+    try:
+        host.wait_for_memory(SAVE_S)
+        return (host.ask(verbs.info())).active_run_id is not None
+    except SessionNotFoundError:
+        return False  # it was deleted meanwhile
+
+
+def _forget_in_memories(client: SessionsClient, user_id: str, *, verify: bool) -> Forgotten:
+    """Delete what memories and notes keep for a user, one after the other."""
     scope = Scope(user_id=user_id)
     items: dict[str, int] = {}
     erased: dict[str, Erasure] = {}

@@ -18,7 +18,7 @@ from turnwise.actors.client.blocking import steps
 from turnwise.actors.client.blocking.execution import ExecutionHandle
 from turnwise.actors.client.blocking.expiry import SweepSchedule, memories_of, sweep
 from turnwise.actors.client.blocking.files import Files, collect_files, with_bytes_of
-from turnwise.actors.client.blocking.forgetting import clear, forget, forget_in_memories
+from turnwise.actors.client.blocking.forgetting import clear, forget, forget_only_memory
 from turnwise.actors.client.blocking.importing import read_conversation, send_conversation
 from turnwise.actors.client.blocking.run_once import Once
 from turnwise.actors.client.blocking.session import Session
@@ -1138,8 +1138,9 @@ class SessionManager:
         Args:
             verify: whether memories are checked afterwards for remains, in the parts that were changed, at a cost that
                 grows with what is forgotten.
-            only_memory: if true, only memories and notes forget; sessions and all else stay. A turn that waits to be
-                saved is saved later: call `session.memory.wait` first.
+            only_memory: if true, only memories and notes forget; sessions and all else stay. Turns that wait to be
+                saved are saved before, within 30 s for each session. A turn under way is saved when its run has ended:
+                the result's `in_use` names its session; cancel the run, and repeat the call.
 
         Raises:
             LongTermMemoryError: a memory failed; the sessions are deleted.
@@ -1147,7 +1148,7 @@ class SessionManager:
         self._check_writes("*", "forget")
         self._start.done()
         if only_memory:
-            return forget_in_memories(self._client, user_id, verify=verify)
+            return forget_only_memory(self._client, self._store, user_id, verify=verify)
         self._once.forget(user_id)
         report = forget(self._client, self._store, user_id, verify=verify)
         self._once.announce_quotas()

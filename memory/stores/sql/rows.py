@@ -500,7 +500,7 @@ def _is_in_row(run: RunRecord) -> bool:
 
 
 def whole_event_row(row: Sequence[Any], runs: Mapping[int, Sequence[Any]], session: SessionKey) -> Sequence[Any]:
-    """Return the columns of an event that `run_event_row` has shortened, with what the row of its run has.
+    """Return the columns of an event of `SHORT_KINDS`, with what the row of its run has.
 
     Args:
         runs: by their turns, the id, the usage and the stop reason of the runs as they are stored.
@@ -509,16 +509,13 @@ def whole_event_row(row: Sequence[Any], runs: Mapping[int, Sequence[Any]], sessi
 
     def whole() -> Sequence[Any]:
         run_id, usage, stop_reason = runs[turn_index]
-        whole_kind, whole_body = kind, body
-        if kind in (_STARTED, _COMPLETED):
-            places = pydantic_core.from_json(body)
-            fields: dict[str, Any] = {"prompt": [[_OWN, *places]]} if kind == _STARTED else {}
-            if kind == _COMPLETED:
-                end = {"span": places or None, "stop_reason": stop_reason and pydantic_core.from_json(stop_reason)}
-                end["usage"] = usage and _long_names(pydantic_core.from_json(usage))
-                fields = {name: value for name, value in end.items() if value is not None}
-            whole_kind, whole_body = _KINDS[kind], encode_json(fields)
-        return seq, at, turn_index, whole_id(run_id), event_key, whole_kind, whole_body
+        places = pydantic_core.from_json(body)
+        fields: dict[str, Any] = {"prompt": [[_OWN, *places]]} if kind == _STARTED else {}
+        if kind == _COMPLETED:
+            end = {"span": places or None, "stop_reason": stop_reason and pydantic_core.from_json(stop_reason)}
+            end["usage"] = usage and _long_names(pydantic_core.from_json(usage))
+            fields = {name: value for name, value in end.items() if value is not None}
+        return seq, at, turn_index, whole_id(run_id), event_key, SHORT_KINDS[kind], encode_json(fields)
 
     return decoded(f"event {session.session_id}:{seq}", whole)
 
@@ -526,7 +523,8 @@ def whole_event_row(row: Sequence[Any], runs: Mapping[int, Sequence[Any]], sessi
 _OWN = ""
 """The name of the session's own log in events."""
 
-_KINDS = {_STARTED: "run_started", _COMPLETED: "run_completed"}
+SHORT_KINDS = {_STARTED: "run_started", _COMPLETED: "run_completed"}
+"""The kinds of the events whose rows say so little, by what is stored in place of them."""
 
 
 def read_sessions(rows: Iterable[Any]) -> tuple[tuple[SessionRecord, ...], tuple[SessionKey, ...]]:

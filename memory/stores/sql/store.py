@@ -80,6 +80,7 @@ from turnwise.memory.stores.sql.deletion import Deleting, Deletion, rename_in_le
 from turnwise.memory.stores.sql.files import FileTables
 from turnwise.memory.stores.sql.rows import (
     OF_TURN,
+    SHORT_KINDS,
     changed_delivery_row,
     compared_delivery_row,
     delivery_row,
@@ -96,6 +97,7 @@ from turnwise.memory.stores.sql.rows import (
     turn_row,
     whole_body,
     whole_event_row,
+    whole_id,
 )
 from turnwise.memory.stores.sql.secure_delete import SecureDeleteDatabase
 from turnwise.memory.stores.sql.sqlite_file import begin_writing
@@ -492,7 +494,17 @@ class SQLStore(SecureDeleteDatabase):
         runs = {turn_index: run for turn_index, *run in self._sql.runs_of_events.rows(connection, values)}
         if not runs.keys() >= set(turns):
             self._session(connection, key)  # it was deleted meanwhile
-        return [whole_event_row(row, runs, key) if row[_RUN_ID] == OF_TURN else row for row in rows]
+        ids = {turn_index: whole_id(run[0]) for turn_index, run in runs.items()}
+        whole_rows: list[Any] = []
+        for row in rows:
+            seq, at, turn_index, run_id, event_key, kind, body = row
+            if run_id != OF_TURN:
+                whole_rows.append(row)
+            elif kind in SHORT_KINDS or turn_index not in ids:  # the latter is an error
+                whole_rows.append(whole_event_row(row, runs, key))
+            else:
+                whole_rows.append((seq, at, turn_index, ids[turn_index], event_key, kind, body))
+        return whole_rows
 
     async def query(
         self,

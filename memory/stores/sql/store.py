@@ -429,7 +429,7 @@ class SQLStore(SecureDeleteDatabase):
                             raise CorruptRecordError(f"block {span.log}:{position}", "it is not UTF-8 text")
                         bodies.append(whole_body(body))
                         position += 1
-                        size += BLOCK_BYTES + len(body)
+                        size += BLOCK_BYTES + len(bodies[-1])
                         if size > PAGE_BYTES:
                             return bodies
                 if position < span.stop:

@@ -70,16 +70,16 @@ async def forget_only_memory(
         page = await store.ask("query", user_id=user_id, cursor=cursor, limit=_PAGE)
         cursor = page.cursor
         behind = [session.key for session in page if session.saved < session.next_index - 1]
-        in_use += [key.session_id for key in behind if await _has_run_when_saved(client, key)]
+        in_use += [key.session_id for key in behind if await _has_more_to_save(client, key)]
     return await _forget_in_memories(client, user_id, verify=verify) + Forgotten(in_use=tuple(in_use))
 
 
-async def _has_run_when_saved(client: SessionsClient, key: SessionKey) -> bool:
-    """Wait until memories have a session's turns that have ended; return whether it has a run."""
+async def _has_more_to_save(client: SessionsClient, key: SessionKey) -> bool:
+    """Wait until memories have a session's turns that have ended; return whether a turn is still to be saved."""
     host = AsyncSessionHost(client, SessionRef(key))
     try:
-        await host.wait_for_memory(SAVE_S)
-        return (await host.ask(verbs.info())).active_run_id is not None
+        is_saved = await host.wait_for_memory(SAVE_S)
+        return not is_saved or (await host.ask(verbs.info())).active_run_id is not None
     except SessionNotFoundError:
         return False  # it was deleted meanwhile
 

@@ -1135,8 +1135,8 @@ class AsyncSessionManager:
             verify: whether memories are checked afterwards for remains, in the parts that were changed, at a cost that
                 grows with what is forgotten.
             only_memory: if true, only memories and notes forget; sessions and all else stay. Turns that wait to be
-                saved are saved before, within 30 s for each session. A turn under way is saved when its run has ended:
-                the result's `in_use` names its session; cancel the run, and repeat the call.
+                saved are saved before. The result's `in_use` names sessions of which a turn is saved later: a run is
+                under way, or a memory has not taken the turn within 30 s. Cancel the run, and repeat the call.
 
         Raises:
             LongTermMemoryError: a memory failed; the sessions are deleted.

@@ -357,10 +357,10 @@ class VectorMemory:
         else:
             user_indexes = self._indexes.of(users)
             revisions = {user: user_index.revision for user, user_index in user_indexes.items()}
-            made, loaded = await asyncio.gather(
+            new_vectors, loaded = await asyncio.gather(
                 self._vectors.result_of(making), self._store.load(users, revisions, expiry, most=LOADED)
             )
-            vectors = vectors or made
+            vectors = vectors or new_vectors
             self._take_unrelated(batch, vectors[0])
             before = self.trouble
             answers = await on_thread(self._answer_loaded, batch, loaded, vectors, user_indexes, now)

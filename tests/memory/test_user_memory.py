@@ -15,6 +15,7 @@ import pytest
 
 from patience import until
 from turnwise import AsyncSessionManager, EchoEngine, InProcess, LexicalMemory, SessionManager, StaticMemory
+from turnwise.actors.client.blocking import forgetting
 from turnwise.errors import NoMemoryError, ReadOnlyMemoryError
 from turnwise.testing.scripted_engine import Pause, ScriptedEngine
 
@@ -82,6 +83,16 @@ def test_what_waits_to_be_saved_is_forgotten_too_and_what_is_under_way_is_named(
         run.cancel()
         assert manager.forget("ann", only_memory=True).in_use == ()
         assert chat.memory.wait(10) and not chat.memory.list().items
+
+
+def test_a_session_whose_turn_no_memory_has_taken_in_time_is_named(
+    manager: SessionManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forgetting, "SAVE_S", 0.0)
+    chat = manager.open("a", user_id="ann")
+    chat.run("My boat is blue.").wait()
+    assert manager.forget("ann", only_memory=True).in_use == ("a",)
+    assert chat.memory.wait(10) and manager.forget("ann", only_memory=True).items == {"LexicalMemory": 1}
 
 
 def test_a_manager_without_memories_says_so(tmp_path: Path) -> None:

@@ -398,9 +398,9 @@ class Journal:
         async def read(after: int, limit: int) -> Sequence[EventRow]:
             return check_event_rows(self.key, await store.event_rows(self.key, after=after, limit=limit))
 
-        found = await self._with_cached(read, after, limit)
+        events = await self._with_cached(read, after, limit)
         try:
-            return await self.blocks.read_first_events(found, self.session.log)
+            return await self.blocks.read_first_events(events, self.session.log)
         except UNREADABLE:
             return await self.events(after, limit)  # which says what cannot be read
 

@@ -26,8 +26,8 @@ class Forgotten:
     webhooks: int = 0
     """Webhooks that were told of the user's sessions alone."""
     in_use: tuple[str, ...] = ()
-    """The ids of sessions that had a run: `SessionManager.clear` removed nothing of them, and what the run's turn says
-    is saved after a `SessionManager.forget(only_memory=True)`."""
+    """The ids of sessions that had a run: `SessionManager.clear` removed nothing of them. After
+    `forget(only_memory=True)`, those of which a turn is still to be saved."""
     items: Mapping[str, int] = field(default_factory=dict)
     """Items deleted from long-term memories, by the name of the memory."""
     erased: Mapping[str, Erasure] = field(default_factory=dict)

@@ -218,8 +218,8 @@ class SQLiteTexts:
             indexed_rows: list[tuple[Any, ...]] = []
             for statement, values in self._indexed_rows(cursor, texts, before):
                 with closing(cursor.connection.cursor()) as reader:
-                    found = reader.execute(statement, values)
-                    indexed_rows += itertools.islice(_in_sequence(cursor, found, texts.query), limit - len(rows))
+                    matches = reader.execute(statement, values)
+                    indexed_rows += itertools.islice(_in_sequence(cursor, matches, texts.query), limit - len(rows))
             rows += heapq.nlargest(limit - len(rows), indexed_rows, key=itemgetter(0))
         return [_hit(row) for row in rows]
 
@@ -242,8 +242,8 @@ class SQLiteTexts:
             if count >= limit:
                 break
             with closing(cursor.connection.cursor()) as reader:
-                found = _in_sequence(cursor, reader.execute(statement, values), texts.query)
-                count += sum(1 for _ in itertools.islice(found, limit - count))
+                matches = _in_sequence(cursor, reader.execute(statement, values), texts.query)
+                count += sum(1 for _ in itertools.islice(matches, limit - count))
         return count
 
     def _indexed_rows(self, cursor: Any, texts: TextFilter, before: int) -> Iterator[tuple[str, tuple[Any, ...]]]:

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, takewhile
-from operator import itemgetter
 from typing import Any, Literal, cast
 
 from turnwise.errors import TranscriptError
 from turnwise.memory.conversation.blocks import (
     Block,
-    CacheCheckpoint,
     Recalled,
     System,
     Text,
     Thinking,
     ToolResult,
     ToolUse,
-    Unknown,
     User,
 )
 from turnwise.memory.conversation.calls.call_arguments import refusal
@@ -62,16 +59,16 @@ def messages_of(blocks: Iterable[Block]) -> list[Message]:
     """
     messages: list[Message] = []
     declared: dict[str, int] = {}
-    for is_assistant, entries in groupby(_by_side(blocks), key=itemgetter(0)):
-        neighbours = [block for _, block in entries]
+    for is_assistant, neighbours in _by_side(blocks):
         if is_assistant:
-            message_blocks = tuple(sorted(neighbours, key=_rank))
-            calls = [block.call_id for block in message_blocks if isinstance(block, ToolUse)]
+            neighbours.sort(key=_rank)
+            calls = [block.call_id for block in neighbours if isinstance(block, ToolUse)]
             declared = {call_id: index for index, call_id in enumerate(calls)}
-            messages.append(Message("assistant", message_blocks))
+            messages.append(Message("assistant", tuple(neighbours)))
         else:
             places = declared
-            messages.append(Message("user", tuple(sorted(neighbours, key=lambda block: _place(block, places)))))
+            neighbours.sort(key=lambda block: _place(block, places))
+            messages.append(Message("user", tuple(neighbours)))
     return messages
 
 
@@ -94,23 +91,30 @@ def begins_prompt(block: Block, before: Iterable[Block]) -> bool:
     return isinstance(block, User | Recalled) and any(isinstance(earlier, User) for earlier in before)
 
 
-def _by_side(blocks: Iterable[Block]) -> Iterator[tuple[bool, Block]]:
-    """Yield each block with whether it belongs to the assistant's side."""
+_OF_NEITHER = frozenset({"cache_checkpoint", "unknown"})
+"""The kinds of blocks that belong to neither side."""
+
+
+def _by_side(blocks: Iterable[Block]) -> Iterator[tuple[bool, list[Block]]]:
+    """Yield neighbours of one side, with whether they are the assistant's.
+
+    Blocks of neither side stay with the block before them; those at the very beginning, with the block behind them.
+    """
     is_assistant: bool | None = None
-    first: list[Block] = []
-    """Blocks of neither side at the very beginning: they go with the first block of a side."""
+    neighbours: list[Block] = []
     for block in blocks:
-        if isinstance(block, System):
+        kind = block.kind
+        if kind == "system":
             continue
-        if not isinstance(block, CacheCheckpoint | Unknown):
+        if kind not in _OF_NEITHER:
+            is_other = (block.role == "assistant") is not is_assistant
+            if is_other and is_assistant is not None:
+                yield is_assistant, neighbours
+                neighbours = []
             is_assistant = block.role == "assistant"
-        elif is_assistant is None:
-            first.append(block)
-            continue
-        yield from ((is_assistant, early) for early in first)
-        first.clear()
-        yield is_assistant, block
-    yield from ((False, early) for early in first)
+        neighbours.append(block)
+    if neighbours:
+        yield bool(is_assistant), neighbours
 
 
 def _rank(block: Block) -> int:

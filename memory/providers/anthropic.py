@@ -19,9 +19,9 @@ from turnwise.memory.conversation.blocks import (
     User,
 )
 from turnwise.memory.conversation.transcript import system_of
-from turnwise.memory.providers.arrangement import arranged
+from turnwise.memory.providers.arrangement import ready
 from turnwise.memory.providers.openai_chat import ERROR, INTERRUPTED, SUMMARY
-from turnwise.memory.providers.validation import ANTHROPIC, Rules, fit
+from turnwise.memory.providers.validation import ANTHROPIC, Rules
 
 LOST = "bG9zdA=="
 """The data of the redacted thought that replaces thoughts whose signatures were lost."""
@@ -35,7 +35,12 @@ CacheTime = Literal["5m", "1h"]
 
 
 def encode(
-    blocks: Sequence[Block], rules: Rules = ANTHROPIC, *, cache: CacheTime | None = None, marks: int = MAX_MARKS
+    blocks: Sequence[Block],
+    rules: Rules = ANTHROPIC,
+    *,
+    cache: CacheTime | None = None,
+    marks: int = MAX_MARKS,
+    checks: bool = False,
 ) -> tuple[str | list[Part] | None, list[Part]]:
     """Return the system prompt and the messages for the blocks.
 
@@ -57,8 +62,10 @@ def encode(
         cache: how long the provider keeps what is marked; None for its own default, five minutes. If it is set, the
             system prompt, what stands before recalled text, and the end of the conversation are marked too.
         marks: how many marks the rest of the request leaves, from 0.
+        checks: see `ready`.
 
     Raises:
+        InvalidRequestError: see `ready`.
         UnsupportedBlockError: the API accepts an image or document in none of its forms.
     """
     if cache:
@@ -71,7 +78,7 @@ def encode(
     system: Part | None = {"type": "text", "text": text} if text.strip() else None
     last, cached = system, list[Part]()
     messages: list[Part] = []
-    for message in fit(arranged((block for block in blocks if _is_sent(block, rules)), rules), rules):
+    for message in ready((block for block in blocks if _is_sent(block, rules)), rules, checks=checks):
         content: list[Part] = []
         for block in message.blocks:
             if not isinstance(block, CacheCheckpoint | Thinking):

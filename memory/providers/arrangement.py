@@ -6,10 +6,10 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from turnwise.memory.conversation.blocks import Block, Citations, System, Thinking, User
+from turnwise.memory.conversation.blocks import Block, System, User
 from turnwise.memory.conversation.calls.call_pairs import CallPairs
 from turnwise.memory.conversation.transcript import Message, messages_of
-from turnwise.memory.providers.validation import ANTHROPIC, Rules
+from turnwise.memory.providers.validation import ANTHROPIC, Rules, check, fit
 
 _FROM = re.compile(r"^([ \t]*)(\[from )", re.IGNORECASE | re.MULTILINE)
 """What looks like the line that names an author, at the beginning of a line of a prompt."""
@@ -18,6 +18,9 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """The names that OpenAI accepts of the users in a conversation."""
 
 _HASHED_NAME = re.compile(r".*-[0-9a-f]{8}", re.DOTALL)
+
+_BELONGING = frozenset({"thinking", "citations"})
+"""The kinds of blocks that belong to a text or a call of their message."""
 
 BEGIN = "[the conversation begins]"
 """The user's text before a conversation that begins with the assistant, such as with a greeting."""
@@ -79,10 +82,29 @@ def arranged(blocks: Iterable[Block], rules: Rules) -> list[Message]:
             for block in message.blocks
             if not (is_left_out and _is_thought_or_citation(block))
         )
-    roles = [message.role for message in messages if any(map(rules.sends, message.blocks))]
-    first = [_user_message(BEGIN)] if rules.user_begins and roles[:1] == ["assistant"] else []
-    last = [_user_message(CONTINUE)] if rules.user_ends and roles[-1:] == ["assistant"] else []
-    return [*first, *messages, *last]
+    if rules.user_begins and _role_of_first(messages, rules) == "assistant":
+        messages.insert(0, _user_message(BEGIN))
+    if rules.user_ends and _role_of_first(reversed(messages), rules) == "assistant":
+        messages.append(_user_message(CONTINUE))
+    return messages
+
+
+def ready(blocks: Iterable[Block], rules: Rules, *, checks: bool = False) -> list[Message]:
+    """Return the conversation as messages with the names and ids that the provider takes. O(blocks).
+
+    See `arranged` and `validation.fit`.
+
+    Args:
+        checks: whether to raise if the provider would refuse the messages; see `validation.check`.
+
+    Raises:
+        InvalidRequestError: the provider would refuse the messages, if `checks` is set.
+        UnsupportedBlockError: the API accepts an image or document in none of its forms.
+    """
+    messages = arranged(blocks, rules)
+    if checks:
+        check(messages, rules)
+    return fit(messages, rules)
 
 
 def prompted(blocks: Sequence[Block], rules: Rules) -> Sequence[Block]:
@@ -123,18 +145,24 @@ def _are_assistants(blocks: Sequence[Block]) -> list[bool]:
     return [block.role == "assistant" for block in blocks if not isinstance(block, System) and ANTHROPIC.sends(block)]
 
 
+def _role_of_first(messages: Iterable[Message], rules: Rules) -> str | None:
+    """Return the role of the first message of which something is sent."""
+    return next((message.role for message in messages if any(map(rules.sends, message.blocks))), None)
+
+
 def _user_message(text: str) -> Message:
     return Message("user", (User(text=text),))
 
 
 def _is_thought_or_citation(block: Block) -> bool:
-    return isinstance(block, Thinking | Citations)
+    return block.kind in _BELONGING
 
 
 def _has_only_thoughts(message: Message, rules: Rules) -> bool:
     """Return whether it is the assistant's, with thoughts or citations, and nothing else of it is sent."""
-    is_said = any(rules.sends(block) and not _is_thought_or_citation(block) for block in message.blocks)
-    return message.role == "assistant" and not is_said and any(map(_is_thought_or_citation, message.blocks))
+    if message.role != "assistant" or not any(map(_is_thought_or_citation, message.blocks)):
+        return False
+    return not any(rules.sends(block) and not _is_thought_or_citation(block) for block in message.blocks)
 
 
 def _late_results(messages: Sequence[Message]) -> dict[int, int]:

@@ -32,9 +32,9 @@ from turnwise.memory.conversation.blocks import (
     described,
 )
 from turnwise.memory.conversation.transcript import prompts_apart, system_of
-from turnwise.memory.providers.arrangement import arranged, name_of
+from turnwise.memory.providers.arrangement import name_of, ready
 from turnwise.memory.providers.endpoints import OPENAI, Profile, unpack_attached
-from turnwise.memory.providers.validation import CHAT, fit
+from turnwise.memory.providers.validation import CHAT
 
 INTERRUPTED = " [interrupted]"
 """The text after an answer that was interrupted, for the model to see."""
@@ -57,7 +57,7 @@ PARAGRAPH = "\n\n"
 """The separator between texts that are sent as one."""
 
 
-def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str, Any]]:
+def encode(blocks: Sequence[Block], profile: Profile = OPENAI, *, checks: bool = False) -> list[dict[str, Any]]:
     """Return the messages for the blocks.
 
     - The last `System` is the first message; other system prompts are not sent.
@@ -79,8 +79,10 @@ def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str,
 
     Args:
         profile: the profile of the server. Data that this server attached to a call or a thought is sent back.
+        checks: see `ready`.
 
     Raises:
+        InvalidRequestError: see `ready`.
         UnsupportedBlockError: the API accepts an image or document in none of its forms.
     """
     system = system_of(blocks)
@@ -93,25 +95,28 @@ def encode(blocks: Sequence[Block], profile: Profile = OPENAI) -> list[dict[str,
         rules = replace(rules, user_begins=True, user_ends=True)
     elif profile.names_authors:
         rules = replace(rules, names_authors=True)
-    for message in fit(arranged(filter(_is_read, blocks), rules), rules):
+    for message in ready(filter(_is_read, blocks), rules, checks=checks):
         if message.role == "assistant":
             messages.append(_assistant_message(message.blocks, profile, has_thought=has_thought))
         else:
-            results = [block for block in message.blocks if isinstance(block, ToolResult)]
-            messages += [_tool_message(block, profile) for block in results]
-            media = [part for result in results for part in _media_parts(result, profile)]
-            prompts = prompts_apart(block for block in message.blocks if not isinstance(block, ToolResult))
-            authors = [None, *map(_author_of, prompts)]
-            parts_by_message = [media, *(list(map(_part, prompt)) for prompt in prompts)]
-            named = [(parts, author) for parts, author in zip(parts_by_message, authors, strict=True) if parts]
-            parts_by_message, authors = [parts for parts, _ in named], [author for _, author in named]
-            if parts_by_message and results and profile.answers_results:
-                # If a prompt follows the results, the answer to them never came.
-                filler = INTERRUPTED.strip() if prompts else CONTINUED
-                messages.append({"role": "assistant", "content": filler})
-            if parts_by_message and profile.alternates:
-                parts_by_message, authors = [list(chain(*parts_by_message))], [None]
-            messages += map(_user_message, parts_by_message, authors)
+            messages += _user_messages(message.blocks, profile)
+    return messages
+
+
+def _user_messages(blocks: Sequence[Block], profile: Profile) -> list[dict[str, Any]]:
+    """Return the messages for the blocks between two answers."""
+    results = [block for block in blocks if isinstance(block, ToolResult)]
+    messages = [_tool_message(block, profile) for block in results]
+    prompts = prompts_apart(blocks[len(results) :])
+    said = [(list(map(_part, prompt)), _author_of(prompt)) for prompt in prompts]
+    if media := [part for result in results for part in _media_parts(result, profile)]:
+        said.insert(0, (media, None))
+    if said and results and profile.answers_results:
+        # If a prompt follows the results, the answer to them never came.
+        messages.append({"role": "assistant", "content": INTERRUPTED.strip() if prompts else CONTINUED})
+    if said and profile.alternates:
+        said = [(list(chain.from_iterable(parts for parts, _ in said)), None)]
+    messages += [_user_message(parts, author) for parts, author in said]
     return messages
 
 
@@ -186,7 +191,7 @@ def _assistant_message(blocks: Sequence[Block], profile: Profile, *, has_thought
     """
     message: dict[str, Any] = {"role": "assistant", "content": text_of(blocks) or None}
     thoughts = [block for block in blocks if isinstance(block, Thinking)]
-    for name in THOUGHT_FIELDS:
+    for name in THOUGHT_FIELDS if thoughts else ():
         lists = [unpack_attached(thought.signature, profile.name, name) for thought in thoughts]
         if returned := [entry for entries in lists for entry in entries or ()]:
             message[name] = returned

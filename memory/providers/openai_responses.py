@@ -21,9 +21,9 @@ from turnwise.memory.conversation.blocks import (
     User,
 )
 from turnwise.memory.conversation.transcript import prompts_apart, system_of
-from turnwise.memory.providers.arrangement import arranged
+from turnwise.memory.providers.arrangement import ready
 from turnwise.memory.providers.openai_chat import ERROR, PARAGRAPH, SUMMARY, arguments_of, data_uri, text_of
-from turnwise.memory.providers.validation import RESPONSES, Rules, fit
+from turnwise.memory.providers.validation import RESPONSES, Rules
 
 BETWEEN = "\n\n"
 """The separator between two parts of one thought."""
@@ -74,7 +74,7 @@ def unpack_reasoning(signature: str | None) -> Reasoning | None:
 
 
 def encode(
-    blocks: Sequence[Block], model: str = "", rules: Rules = RESPONSES, *, apart: bool = True
+    blocks: Sequence[Block], model: str = "", rules: Rules = RESPONSES, *, apart: bool = True, checks: bool = False
 ) -> tuple[str | None, list[dict[str, Any]]]:
     """Return the instructions and the input items for the blocks, to send with `store` off.
 
@@ -93,14 +93,16 @@ def encode(
         model: the model of the request; if left out, thoughts of all models are sent.
         rules: the rules of the server.
         apart: if not, the user's consecutive texts are one message, for servers whose roles alternate.
+        checks: see `ready`.
 
     Raises:
+        InvalidRequestError: see `ready`.
         UnsupportedBlockError: the API accepts an image or document in none of its forms.
     """
     items: list[dict[str, Any]] = []
     sent_ids: set[str] = set()
     known_blocks = (block for block in blocks if rules.sends(block) or isinstance(block, Citations))
-    for message in fit(arranged(known_blocks, rules), rules):
+    for message in ready(known_blocks, rules, checks=checks):
         if message.role == "user":
             items += _user_items(message.blocks, apart=apart)
         elif output := _assistant_items(message.blocks):

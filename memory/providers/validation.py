@@ -86,7 +86,7 @@ class Rules:
 
     def sends(self, block: Block) -> bool:
         """Return whether the block is sent to this provider."""
-        if isinstance(block, User | Text | Summary | Recalled):
+        if isinstance(block, _SAID):
             return bool(block.text if self.takes_blank_texts else block.text.strip())
         return block.kind in self.kinds
 
@@ -131,7 +131,7 @@ class Rules:
         Args:
             keep: blocks that are not replaced, such as those in the run's own prompt.
         """
-        return tuple(self._spared(block, keep) for block in blocks)
+        return tuple(self._spared(block, keep) if block.kind in _FORMED else block for block in blocks)
 
     def _spared(self, block: Block, keep: Container[Block]) -> Block:
         if isinstance(block, ToolResult):
@@ -156,6 +156,12 @@ def _is_of(url: str, types: frozenset[str]) -> bool:
 
 
 _INVALID = re.compile(r"[^a-zA-Z0-9_-]")
+_SAID = (User, Text, Summary, Recalled)
+"""Blocks that are texts. A union in the place of the tuple would be made anew at each use."""
+_FORMED = frozenset({"image", "document", "tool_result"})
+"""The kinds of blocks that may be in a form which a provider does not take: see `_check_form`."""
+_FITTED = _FORMED | {"tool_use"}
+"""The kinds of blocks that `fit` changes or refuses."""
 _KINDS = frozenset({"user", "summary", "image", "document", "text", "tool_use", "tool_result"})
 
 CHAT = Rules(
@@ -210,6 +216,9 @@ def fit(messages: Iterable[Message], rules: Rules) -> list[Message]:
     for index, message in enumerate(messages):
         if message.role == "assistant" and rules.unique_ids == "message":
             uses.clear()
+        if _FITTED.isdisjoint([block.kind for block in message.blocks]):
+            fitted.append(message)
+            continue
         ids_of_message: dict[str, str] = {}
         blocks: list[Block] = []
         for place, block in enumerate(message.blocks):
@@ -320,15 +329,17 @@ def _sent_blocks(messages: Sequence[Message], rules: Rules) -> Iterator[_PlacedB
     for index, message in enumerate(messages):
         if not message.blocks:
             raise InvalidRequestError(rules.name, index, 0, "empty", "the message has no blocks: leave it out")
+        is_assistants = message.role == "assistant"
         for block_at, block in enumerate(message.blocks):
             place = _PlacedBlock(index, block_at, block)
             if isinstance(block, System):
                 _refuse(rules, place, "misplaced", "a system prompt is not part of the messages")
             if not rules.sends(block):
                 continue
-            if _is_assistant(place) != (message.role == "assistant"):
+            if (block.role == "assistant") != is_assistants:
                 _refuse(rules, place, "misplaced", f"a {block.kind} is in a message of the {message.role}")
-            _check_form(place, rules)
+            if block.kind in _FORMED:
+                _check_form(place, rules)
             yield place
 
 

@@ -25,10 +25,9 @@ from turnwise.actors.inference.openai.structured_output import Form, choose_tool
 from turnwise.actors.inference.tools.tool import ToolDefinition
 from turnwise.memory.conversation.blocks import AnyBlock, Block, Text, Thinking, ToolUse
 from turnwise.memory.conversation.usage import Usage
-from turnwise.memory.providers.arrangement import arranged
 from turnwise.memory.providers.endpoints import lessons_of, pack_attached
 from turnwise.memory.providers.openai_chat import THOUGHT_FIELDS, encode
-from turnwise.memory.providers.validation import CHAT, check
+from turnwise.memory.providers.validation import CHAT
 from turnwise.memory.values.growing_text import GrowingText, whole_json
 
 if TYPE_CHECKING:
@@ -82,8 +81,8 @@ class ChatAPI:
         return _OTHER_LIMIT[field] if field in self.settings.refused else field
 
     def request(self, blocks: Sequence[Block], form: Form | None) -> dict[str, Any]:
-        check(arranged(blocks, self.rules), self.rules)
-        return {"messages": encode(blocks, self.settings.profile), **self.fields, **self._answer_fields(form)}
+        messages = encode(blocks, self.settings.profile, checks=True)
+        return {"messages": messages, **self.fields, **self._answer_fields(form)}
 
     def _answer_fields(self, form: Form | None) -> dict[str, Any]:
         """Return the fields that request an answer in this form."""

@@ -13,10 +13,9 @@ from turnwise.actors.inference.openai.responses_answer import ResponsesAnswer
 from turnwise.actors.inference.openai.structured_output import Form, choose_tool
 from turnwise.actors.inference.tools.tool import ToolDefinition
 from turnwise.memory.conversation.blocks import Block
-from turnwise.memory.providers.arrangement import arranged
 from turnwise.memory.providers.endpoints import lessons_of
 from turnwise.memory.providers.openai_responses import encode
-from turnwise.memory.providers.validation import RESPONSES, check
+from turnwise.memory.providers.validation import RESPONSES
 
 if TYPE_CHECKING:
     import openai
@@ -53,10 +52,9 @@ class ResponsesAPI:
         return settings.of_step(fields)
 
     def request(self, blocks: Sequence[Block], form: Form | None) -> dict[str, Any]:
-        check(arranged(blocks, self.rules), self.rules)  # `encode` makes ids fit, so their length is not checked
         profile = self.settings.profile
         rules = replace(self.rules, id_limit=sys.maxsize) if profile.has_long_ids else self.rules
-        instructions, items_sent = encode(blocks, self.settings.model, rules, apart=not profile.alternates)
+        instructions, items_sent = encode(blocks, self.settings.model, rules, apart=not profile.alternates, checks=True)
         fields: dict[str, Any] = {"input": items_sent, **self.fields, **self._answer_fields(form)}
         if instructions:
             fields["instructions"] = instructions

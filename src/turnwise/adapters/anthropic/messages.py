@@ -26,8 +26,7 @@ from turnwise.memory.conversation.blocks import AnyBlock, Block, Citations, Text
 from turnwise.memory.conversation.model_params import forces_call
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.providers.anthropic import MAX_MARKS, encode
-from turnwise.memory.providers.arrangement import arranged
-from turnwise.memory.providers.validation import ANTHROPIC, check
+from turnwise.memory.providers.validation import ANTHROPIC
 from turnwise.memory.values.frozen_json import freeze
 from turnwise.memory.values.growing_text import GrowingText, whole_json
 
@@ -129,10 +128,9 @@ class MessagesAPI:
         return settings.of_step(fields)
 
     def request(self, blocks: Sequence[Block], form: Form | None) -> dict[str, Any]:
-        check(arranged(blocks, self.rules), self.rules)
         fields = _on_wire(self._with_answer_fields(self._fields, form))
         marks = 0 if MARK in self.settings.refused else max(0, MAX_MARKS - _mark_count(fields))
-        system, messages = encode(blocks, self.rules, cache=self.settings.engine.cache, marks=marks)
+        system, messages = encode(blocks, self.rules, cache=self.settings.engine.cache, marks=marks, checks=True)
         request = {"messages": messages, **fields}
         if system:
             request["system"] = system

@@ -68,7 +68,7 @@ _SERVER_ERROR = 500
 _TOO_LONG = "context_length_exceeded"
 
 _AT_ONCE = 400
-"""Of how many blocks a request is made on the event loop. That takes some 50 µs for each."""
+"""Of how many blocks a request is made on the event loop. That takes some 10 µs for each."""
 
 TOO_LONG_MESSAGE = re.compile(
     r"maximum context length|exceeds? ((the|its|this model's) (available )?context|context limit)"

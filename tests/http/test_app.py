@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from patience import WAIT_S
 from turnwise.actors.client.manager import AsyncSessionManager
 from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.echo import EchoEngine
@@ -75,3 +79,35 @@ async def test_an_app_of_a_configuration_opens_and_closes_its_own_manager(
         assert len(closed) == 1
     with pytest.raises(ConfigError, match="omit these"):
         create_app(config, auth=TOKENS)
+
+
+KILLED = """
+import sys, time
+from turnwise import EchoEngine, InProcess, SessionManager
+manager = SessionManager(sys.argv[1], engine=EchoEngine(token_delay_s=0.05), placement=InProcess())
+print(manager.open("chat").run("word " * 1000).run_id, flush=True)
+time.sleep(60)
+"""
+
+
+def kill_in_a_run(url: str) -> None:
+    killed = subprocess.Popen([sys.executable, "-c", KILLED, url], stdout=subprocess.PIPE, text=True)
+    assert killed.stdout
+    killed.stdout.readline()
+    killed.kill()
+    killed.communicate()
+
+
+async def test_after_a_kill_an_app_goes_on_with_runs_before_its_first_request(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/chats.db"
+    await asyncio.to_thread(kill_in_a_run, url)
+    manager = AsyncSessionManager(url, engine=EchoEngine(), placement=InProcess())
+    app = create_app(manager)
+    async with (
+        app.router.lifespan_context(app),
+        AsyncSessionManager(url, engine=EchoEngine(), placement=InProcess(), read_only=True) as reader,
+    ):
+        async with asyncio.timeout(WAIT_S):
+            while [run.state for run in await reader.runs()] != ["interrupted"]:
+                await asyncio.sleep(0.02)
+    await manager.close()

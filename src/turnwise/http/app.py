@@ -83,8 +83,10 @@ def create_app(
 ) -> FastAPI:
     """Return the service as an ASGI app, which runs on its own or mounted under another app.
 
-    It uses a manager on the server's event loop and does not close it. `app.state.service` is its `Service`: whoever
-    runs the server calls `service.stop()` when the server is to stop, so that streams end and clients resume them.
+    Its lifespan opens the manager on the server's event loop, so that runs which a kill has interrupted go on, and does
+    not close it. A mounted app has no lifespan: the app around it opens the manager. `app.state.service` is its
+    `Service`: whoever runs the server calls `service.stop()` when the server is to stop, so that streams end and
+    clients resume them.
 
     Args:
         manager: what the service serves. Or the
@@ -107,6 +109,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await manager.__aenter__()  # whoever made it closes it
         yield
         service.stop()
         try:

@@ -18,6 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from turnwise.actors.client.manager import AsyncSessionManager
+from turnwise.actors.hosting.placement import InProcess
 from turnwise.actors.inference.echo import EchoEngine
 from turnwise.cli import console
 from turnwise.http import HttpSettings, Service, create_app
@@ -32,8 +33,8 @@ MEGABYTE = b"x" * (1 << 20)
 def server_of(kind: str) -> uvicorn.Server:
     if kind == "service":
         engines = {"main": {"object": "serve_objects:engine"}}
-        return _Server(assemble(*load(store="memory://endless", engines=engines)), lambda: None)
-    manager = AsyncSessionManager("memory://endless", engine=EchoEngine(), read_only=True)
+        return _Server(assemble(*load(store="memory://endless", engines=engines, placement="in_process")), lambda: None)
+    manager = AsyncSessionManager("memory://endless", engine=EchoEngine(), placement=InProcess(), read_only=True)
     return console.server_of(FastAPI(), Service(manager, HttpSettings(), None))
 
 
@@ -110,7 +111,7 @@ async def test_a_stopping_server_does_not_wait_forever_for_background_work(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("turnwise.http.app.DRAINED_S", 0.01)
-    app = create_app(AsyncSessionManager("memory://drained", engine=EchoEngine()))
+    app = create_app(AsyncSessionManager("memory://drained", engine=EchoEngine(), placement=InProcess()))
     never = asyncio.Event()
     async with app.router.lifespan_context(app):
         app.state.service.spawn(never.wait(), "what never ends")

@@ -240,9 +240,9 @@ class PackedHost:
         """Accept no more sessions, since newer hosts replace this one; give up each session once it is idle."""
         if not self._is_replaced:
             self._is_replaced = True
-            if self._next_hosts:
-                for resident in self._residents.values():
-                    resident.core.ownership.hold_queue()
+            for resident in self._residents.values():
+                ownership = resident.core.ownership
+                (ownership.hold_queue if self._next_hosts else ownership.leave_failed_saves)()
             if self._sweeping:
                 self._sweeping.cancel()
             self._sweeping = asyncio.create_task(self._drain())

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,10 @@ from turnwise.actors.inference.openai.engine import OpenAIEngine
 from turnwise.actors.inference.tools.tool import tool
 from turnwise.conformance.placements import LAWS
 from turnwise.errors import ConfigError, RunFailedError, StoreClosedError
+from turnwise.memory.conversation.events import MemoryBehind
 from turnwise.memory.conversation.turns import Turn
 from turnwise.memory.files.index import FileIndex
+from turnwise.memory.longterm.base import MemoryItem, Scope
 from turnwise.memory.longterm.lexical import LexicalMemory
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.conformance.laws import Law
@@ -37,6 +40,7 @@ from turnwise.memory.stores.sql.sqlite_owner import SQLiteOwner
 from turnwise.memory.stores.store_owner import StoreOwner
 from turnwise.memory.working.memory import WorkingMemory
 from turnwise.testing import ScriptedEngine
+from windows.models import Switch
 
 LONG_S = 30.0
 
@@ -240,6 +244,38 @@ def test_a_memory_is_shared_by_equal_settings(tmp_path: Path) -> None:
         opened = open_files().count(str(tmp_path / "facts.db"))
         assert [item.text for item in other.memory.recall("heron")]
         assert opened and open_files().count(str(tmp_path / "facts.db")) == opened
+
+
+IS_AWAY = Switch(Path("memory-is-away"))
+
+
+class AwayMemory(LexicalMemory):
+    """Cannot save while it is switched off."""
+
+    async def remember(self, scope: Scope, items: Sequence[MemoryItem]) -> list[str]:
+        if IS_AWAY.is_on:
+            raise OSError("away")
+        return await super().remember(scope, items)
+
+
+def test_a_memory_that_has_failed_keeps_no_manager_open_and_gets_its_turns_from_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    IS_AWAY.on()
+    monkeypatch.setattr("turnwise.actors.in_process.hosts.CLOSE_S", 1e9)
+    monkeypatch.setattr("turnwise.actors.session.memory.memory_ingestion.PAUSE_S", 1e9)
+    memory = [AwayMemory(tmp_path / "facts.db")]
+    settings: dict[str, Any] = {"engine": EchoEngine(), "memory": memory, "placement": InProcess()}
+    with SessionManager(f"sqlite:///{tmp_path}/a.db", **settings) as manager:
+        chat = manager.open("chat", user_id="ada")
+        chat.run("The heron stands in the reeds.").wait()
+        until(lambda: any(isinstance(event, MemoryBehind) for event in chat.events()))
+    assert "a memory lacks turns (1)" in caplog.text
+    IS_AWAY.off()
+    with SessionManager(f"sqlite:///{tmp_path}/a.db", **settings) as manager:
+        found = manager.memory(user_id="ada").recall
+        until(lambda: [item.text for item in found("heron")])
 
 
 async def test_a_note_is_read_by_the_manager_and_its_sessions(tmp_path: Path) -> None:

@@ -90,6 +90,9 @@ class MemoryIngestion:
         """Whether saving is paused."""
         self._find_task: asyncio.Task[None] | None = None
         self._save_tasks: dict[str, asyncio.Task[None]] = {}
+        self._pausing: set[str] = set()
+        """The memories that have failed, and are tried again after a pause."""
+        self._leaves_failed = False
         self._unreadable: set[int] = set()
         """Turns above the mark that are corrupt."""
         self._in_flight: set[asyncio.Task[Any]] = set()
@@ -97,8 +100,18 @@ class MemoryIngestion:
 
     @property
     def is_saving(self) -> bool:
-        """Whether a turn is being saved, or is about to be."""
-        return bool(self._running_tasks)
+        """Whether a turn is being saved, or is about to be; see `leave_failed`."""
+        tasks = self._running_tasks
+        if self._leaves_failed:
+            tasks = [task for task in tasks if task not in [self._save_tasks.get(name) for name in self._pausing]]
+        return bool(tasks)
+
+    def leave_failed(self) -> None:
+        """From now on, count a turn as not being saved while a memory that has failed is not tried again.
+
+        For a process that is to end: the next one saves what memories lack.
+        """
+        self._leaves_failed = True
 
     @property
     def _running_tasks(self) -> list[asyncio.Task[None]]:
@@ -122,6 +135,7 @@ class MemoryIngestion:
         for save_task in self._save_tasks.values():
             save_task.cancel()
         self._save_tasks = {}
+        self._pausing.clear()
 
     # Finding unsaved turns
 
@@ -219,7 +233,9 @@ class MemoryIngestion:
             except Exception as error:  # noqa: BLE001 - any error of a memory is reported, and the call repeated
                 if not pauses.failures:
                     await self._store_event((MemoryBehind, {"memory": slot.name, "why": reason(error)}))
+                self._pausing.add(slot.name)
                 await asyncio.sleep(pauses.next_s())
+                self._pausing.discard(slot.name)
             else:
                 self._progress.add_saved(slot, turns)
                 refused = 0

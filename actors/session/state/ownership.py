@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -14,6 +15,8 @@ from turnwise.actors.session.state.transactor import Transactor
 from turnwise.actors.session.window.window_compaction import WindowCompaction
 from turnwise.errors import SessionFencedError, SessionNotFoundError, TurnwiseError
 from turnwise.memory.values.records import replace
+
+_log = logging.getLogger(__name__)
 
 FLUSH_S = 5.0
 """How many seconds a leaving process waits for its events to reach the history store.
@@ -111,6 +114,10 @@ class Ownership:
         """Begin no queued run from now on, so that the session can be given up as soon as the active run has ended."""
         self._state.hold_queue()
 
+    def leave_failed_saves(self) -> None:
+        """Do not keep the session for a memory that has failed: the next process saves what it lacks."""
+        self._ingestion.leave_failed()
+
     async def leave(self, note: Callable[[Mapping[str, str]], Awaitable[None]] | None = None) -> bool:
         """Give the session up unless it `is_in_use`; return whether it was given up.
 
@@ -138,6 +145,9 @@ class Ownership:
         if self._journal.forwarder:
             await self._journal.forwarder.flush(FLUSH_S)
         self._transactor.give_up(error)
+        if unsaved := await self._ingestion.stop():
+            name = self._state.key.full_name
+            _log.warning("session %r ends, and a memory lacks turns (%d): the next process saves them", name, unsaved)
         await self._engines.close(closing)
         return True
 

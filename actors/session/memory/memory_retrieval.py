@@ -270,15 +270,16 @@ class MemoryRetrieval:
         )
         counter, answers = _counter(run.run_resources), list[tuple[MemorySlot, Sequence[MemoryItem]]]()
         profiles: dict[str, Sequence[MemoryItem]] = {}
-        branches = self._state.journal.session.branches
         for slot, result in results:
             if isinstance(result, Exception):
                 self._state.publish_live(run, MemoryFailed, {"memory": slot.name, "why": reason(result)})
                 continue
-            if isinstance(result, Reminder) and result.profile:
-                profiles[slot.name] = result.profile
+            if isinstance(result, Reminder) and (profile := self._without_hidden(result.profile)):
+                profiles[slot.name] = profile
             items = result.items if isinstance(result, Reminder) else result
-            answers.append((slot, [item for item in items if not self._is_of_hidden_turn(item)] if branches else items))
+            if trouble := trouble_of(items):
+                self._state.publish_live(run, MemoryDegraded, {"memory": slot.name, "why": trouble})
+            answers.append((slot, self._without_hidden(items)))
         at_most = min(config.profile_tokens, _memory_limit(run) // SHARE)
         if is_overheard:  # each author of a shared session has another profile
             run.profile = run.new_profile = make_profile(profiles, counter=counter, max_tokens=at_most)
@@ -291,12 +292,15 @@ class MemoryRetrieval:
             unprofiled, limit = run.profile.without(items), config.max_results
             unprofiled = first_of_each(unprofiled, limit) if slot.limits_categories else unprofiled[:limit]
             retrieved[slot.name] = RetrievalResult(items=unprofiled, section=slot.section, max_tokens=slot.max_tokens)
-            if trouble := trouble_of(items):
-                self._state.publish_live(run, MemoryDegraded, {"memory": slot.name, "why": trouble})
         return retrieved, forget_count
 
+    def _without_hidden(self, items: Sequence[MemoryItem]) -> Sequence[MemoryItem]:
+        """Return the items without those of turns of this session in place of which another version is shown."""
+        if not self._state.journal.session.branches:
+            return items
+        return [item for item in items if not self._is_of_hidden_turn(item)]
+
     def _is_of_hidden_turn(self, item: MemoryItem) -> bool:
-        """Return whether an item is of a turn of this session in place of which another version is shown."""
         source, session = item.source, self._state.journal.session
         names = (session.session_id, shared_id(session.log))
         index = source.turn_index if source.session_id in names else None

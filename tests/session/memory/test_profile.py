@@ -204,6 +204,19 @@ async def test_what_is_forgotten_or_contradicted_is_in_no_later_request() -> Non
     assert "Sally" in profile_text and "Sarah" not in profile_text
 
 
+async def test_what_a_hidden_version_says_of_the_user_is_in_no_request_until_it_is_shown() -> None:
+    facts = InMemoryItems()
+    core = await chat(memory_of(facts))
+    await request(core, "I like crime novels.")
+    likes = MemoryItem(id="c", text="Likes crime novels.", type=_LIKES, source=Source(session_id=SESSION, turn_index=0))
+    await facts.put(ADA, [likes])
+    started = await core.admission.rerun(["I like poems."], 0, run_id="edit")
+    await core.reads.wait(started.run_id)
+    assert "crime" not in section(await request(core, "hey"))
+    await core.versions.choose(0, "shown again")
+    assert "crime" in section(await request(core, "hey"))
+
+
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_a_pin_holds_in_every_process_and_for_the_fact_that_replaces_it(kind: str, tmp_path: Path) -> None:
     shared = InMemoryItems()

@@ -993,7 +993,7 @@ class Session:
                 grows with what is forgotten.
 
         Raises:
-            SessionInUseError: a run is active or queued.
+            SessionInUseError: a run is active or queued, or waits for a decision: cancel it first.
             LongTermMemoryError: memories failed; the error names them. The session was not deleted: repeat the call.
         """
         report = self._host.delete(memory=memory, verify=verify)

@@ -231,7 +231,8 @@ class UserMemory:
     def delete(self, *ids: str) -> Deleted:
         """Delete items; return how many existed, and what is left of the turns that they come from.
 
-        For 90 days, saving the same items again does not bring them back. A fact's sentence may be in another memory:
+        A fact that one of them had replaced holds again. For 90 days, saving the same turns again does not bring the
+        items back; a turn in which the user says it anew does. A fact's sentence may be in another memory:
         `forget_about(deleted.left)` deletes what memories have of the whole turn, with its other facts.
 
         Raises:

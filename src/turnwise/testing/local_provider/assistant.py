@@ -31,8 +31,11 @@ def assistant_reply(messages: Sequence[Message]) -> str:
     and rules from the section for everyone. It knows nothing that is not in the messages.
 
     It extracts sentences that begin with "I" and a verb, or with "My ... is", "are", "begins" or "ends", and confirms
-    a fact that is its quotation. It answers a question by what shares a word with it that is not a common one. To all
-    else it answers "Thank you, I have noted that.", or "I do not know that.".
+    a fact that is its quotation. A later fact replaces an earlier one about the same: "I live in Rome." the one about
+    Oslo, but "I like tea." not "I like coffee.".
+
+    It answers a question by what shares a word with it that is not a common one. To all else it answers "Thank you, I
+    have noted that.", or "I do not know that.".
     """
     *before, prompt = [text for message in messages if message["role"] == "user" for text in texts_of(message)]
     if prompt.endswith(FACTS_WANTED):
@@ -84,17 +87,20 @@ def nearest(question: str, memories: Collection[Memory]) -> list[Memory]:
 def facts_in(request: str) -> Iterator[dict[str, str | list[str]]]:
     """Yield facts about the users, in the format of `ExtractiveMemory`.
 
-    A statement that begins with "I" or "My" is a fact. The words before its verb are its topic; a known fact with the
-    same topic is replaced.
+    A statement that begins with "I" or "My" is a fact. The words before its verb, or the verb, are its topic. A known
+    fact with the same topic is replaced, unless its verb is one of `_OF_SEVERAL`.
     """
     rows = rows_of(request)
-    rows_by_topic = {row["topic"]: row for row in rows if row.get("topic")}
+    known = [row for row in rows if row.get("topic")]
+    rows_by_topic = {row["topic"]: row for row in known if row["topic"] not in _OF_SEVERAL}
+    rows_by_text = {row["text"]: row for row in known}
     for row in rows:
         for line in sentences(row.get("user", "")):
             if statement := _TOLD.match(line):
                 topic = (statement["mine"] or statement["verb"]).lower()
-                old = rows_by_topic.get(topic)
-                action = "add" if old is None else "ignore" if old["text"] == line else "supersede"
+                same = rows_by_text.get(line)
+                old = same or rows_by_topic.get(topic)
+                action = "ignore" if same else "supersede" if old else "add"
                 kind = "preferences" if statement["verb"] == "prefer" else "facts"
                 fact = {"text": line, "type": kind, "topic": topic, "evidence": line}
                 yield {**fact, "action": action, "of": [old["known"]] if old else []}
@@ -120,6 +126,9 @@ _SECTION = re.compile(r"^<(\w+)_memory>\n(.*?)\n</\1_memory>$", re.MULTILINE | r
 _LINE = re.compile(r'^- \[([^]]+)] \(\w+(?:, ("(?:[^"\\]|\\.)*"))?\) (".*")$', re.MULTILINE)
 
 _TOLD = re.compile(r"(?:My (?P<mine>[\w ]+?) (?:is|are|begins|ends)|I (?P<verb>\w+))\b[^?]*$")
+
+_OF_SEVERAL = frozenset({"like", "love", "enjoy", "dislike", "hate", "have", "own"})
+"""Verbs that are true of several things at once."""
 
 _OF_THE_USER = re.compile(r"\b(I|my|me)\b")
 

@@ -19,7 +19,7 @@ from turnwise.memory.longterm.recall import word_frequency
 from turnwise.memory.longterm.recall.analyzer import stem
 from turnwise.memory.longterm.recall.irregular_forms import BASES
 from turnwise.memory.longterm.recall.passages import LONG, SIZE, passages_of, shown
-from turnwise.memory.longterm.recall.prominence import Similarities, level_of, prominences_of
+from turnwise.memory.longterm.recall.prominence import Similarities, level_of, prominences_of, spread_out
 from turnwise.memory.longterm.recall.query import MAX_PARTS, MAX_TERMS, parse, question_of, vector_texts, without_names
 from turnwise.memory.longterm.recall.ranking import FACTS, Weights
 from turnwise.memory.longterm.recall.user_index import find, index_of
@@ -370,6 +370,16 @@ def test_a_follow_up_includes_the_prompt_that_it_refers_to(prompt: str, before: 
 )
 def test_a_text_without_names_lacks_words_with_a_capital_within_a_sentence(text: str, expected: str) -> None:
     assert without_names(text) == expected
+
+
+@pytest.mark.parametrize("is_reminder", [False, True])
+def test_a_name_is_half_of_the_similarity_to_a_turn_and_all_of_that_to_a_fact(is_reminder: bool) -> None:
+    text = "When does the passport of Tiago expire?"
+    own, nameless = [0.9, 0.9], [0.5, 0.5]
+    assert vector_texts(text, is_reminder=is_reminder).texts == (text, "When does the passport of expire?")
+    is_fact = np.array([True, False])
+    similar = spread_out(Similarities(np.array([own, nameless])), text, is_fact=is_fact, is_reminder=is_reminder)
+    assert similar is not None and similar.similarities.tolist() == [[0.9, 0.7]]
 
 
 def test_no_noun_of_german_is_taken_for_a_name() -> None:

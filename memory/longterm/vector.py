@@ -588,7 +588,7 @@ class VectorMemory:
             profile = with_wishes(profile_of(pinned, ()), wishes)
         match = user_index.match(parse(request.query), scope, which, weights=self._weights, expired=expired)
         near = user_index.near(vectors, self._unrelated if _needs_prominences(request) else None)
-        near = spread_out(near, request.query, is_reminder=is_reminder)
+        near = spread_out(near, request.query, is_fact=user_index.arranged.is_fact, is_reminder=is_reminder)
         rank = user_index.remind if is_reminder else user_index.rank
         limit, per_category = request.limit, request.per_category
         items = rank(match, limit=max(limit, 0) + len(profile), near=near, per_category=per_category)

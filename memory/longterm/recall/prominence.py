@@ -34,11 +34,17 @@ class Similarities:
     """See `common_of`."""
 
 
-def spread_out(near: Similarities | None, text: str, *, is_reminder: bool) -> Similarities | None:
+def spread_out(
+    near: Similarities | None, text: str, *, is_fact: NDArray[np.bool_], is_reminder: bool
+) -> Similarities | None:
     """Return the similarities of a query and all of its parts, given those of its `vector_texts`.
 
-    A text with names is as similar as it is on the mean with them and without: a name is similar to all that is said by
-    and to its bearer, and words count it already.
+    A text with names is as similar to a turn as it is on the mean with them and without: a name is similar to all that
+    is said by and to its bearer, and words count it already. A fact has no speaker: a name in it says whose it is, as
+    in "the passport of the user's son Tiago".
+
+    Args:
+        is_fact: of each passage, whether its item is a fact, and not what was said in a turn.
     """
     import numpy as np
 
@@ -49,7 +55,8 @@ def spread_out(near: Similarities | None, text: str, *, is_reminder: bool) -> Si
     if with_names:
         places = list(with_names)
         of_texts = near.similarities[:own].copy()
-        of_texts[places] = (of_texts[places] + near.similarities[own:]) / 2
+        nameless = np.where(is_fact, of_texts[places], near.similarities[own:])
+        of_texts[places] = (of_texts[places] + nameless) / 2
     if near.prominences is None:
         return Similarities(of_texts, None, near.common)
     with_vectors, count = query.told_apart(), len(query.parts)

@@ -255,8 +255,10 @@ class Matched:
     ) -> Ranked:
         """Rank the items by their words, names and vectors.
 
-        For each sentence that stands out, and unless it is a reminder for the query as a whole. Each has its own best
-        items: each question as many, other sentences fewer the less they stand out, and the whole few.
+        For each sentence that stands out, and unless it is a reminder for the query as a whole. If none of a query's
+        questions stands out, all of them count, but for those of one word, such as "Details?", which are about what
+        stands beside them. Each sentence has its own best items: each question as many, others fewer the less they
+        stand out, and the whole few.
 
         Args:
             limit: the most items to return.
@@ -334,6 +336,9 @@ class Matched:
         if not is_reminder and len(self._query.parts) <= 1:
             return _Sentences(whole, similarities, np.ones(1))
         stands_out, rows = self._standing_out(prominences), similarities
+        asks = np.array(self._query.asks, dtype=bool)
+        if not is_reminder and not (stands_out & asks).any():
+            stands_out |= self._has_content & asks & (self._is_part.sum(axis=1) > 1)
         if is_reminder:
             if not (stands_out.any() or self._query.named):
                 return None
@@ -387,7 +392,8 @@ class Matched:
         if len(orders) == 1 and is_named is None:
             in_order: Places = orders[0]
             return in_order
-        turns = ((np.argsort(orders, axis=1) + 1) / shares[:, np.newaxis]).min(axis=0, initial=np.inf)
+        turns = (np.argsort(orders, axis=1) + 1) / shares[:, np.newaxis]
+        turns = np.where(np.isfinite(scores), turns, np.inf).min(axis=0, initial=np.inf)
         if is_named is not None:
             turns[is_named] = 0
         return np.lexsort((-best, turns))

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from turnwise.errors import StoreError
 from turnwise.memory.longterm.recall.embedding_function import portable
-from turnwise.memory.longterm.recall.prominence import (
-    UNRELATED,
-    Similarities,
-    common_of,
-    level_of,
-    prominences_of,
-    spread_out,
-)
+from turnwise.memory.longterm.recall.prominence import UNRELATED, Similarities, common_of, level_of, prominences_of
 from turnwise.memory.longterm.recall.query import vector_texts
 
 if TYPE_CHECKING:
@@ -56,7 +49,7 @@ class Similarity:
         return functools.partial(_similarity, **settings), ()
 
     def near(self, query: str, texts: Sequence[str], *, is_reminder: bool = False) -> Similarities | None:
-        """Return how similar the texts are to a query and its sentences; None without texts or words.
+        """Return how similar the texts are to the `vector_texts` of a query; None without texts or words.
 
         Makes the vectors that it does not have, `BATCH` at once. Blocks for `limit_s` at most. If the dimension of the
         function's vectors changed, cached ones are made anew.
@@ -72,12 +65,11 @@ class Similarity:
         needs_prominences = is_reminder or own > 1
         work = self._threads.submit(self._near, queries, texts, given_up.is_set, needs_prominences)
         try:
-            near = work.result(self._limit_s)
+            return work.result(self._limit_s)
         except TimeoutError as error:
             work.cancel()
             given_up.set()
             raise StoreError(f"the embedding function has not answered within {self._limit_s:g} s") from error
-        return spread_out(near, query, is_reminder=is_reminder)
 
     def close(self) -> None:
         """Start no further calls; do not wait for running ones."""

@@ -26,7 +26,14 @@ from turnwise.memory.longterm.memory_types import MemoryCategory, MemoryType
 from turnwise.memory.longterm.recall.analyzer import asks, is_dense, stem, stems, words
 from turnwise.memory.longterm.recall.item_words import ItemWords, Part, content_of
 from turnwise.memory.longterm.recall.passages import MOST_VECTORS, Passage, passages_of, shown, vector_keys
-from turnwise.memory.longterm.recall.prominence import Level, Similarities, common_of, level_of, prominences_of
+from turnwise.memory.longterm.recall.prominence import (
+    Level,
+    Similarities,
+    common_of,
+    level_of,
+    prominences_of,
+    spread_out,
+)
 from turnwise.memory.longterm.recall.query import Query, Term, parse
 from turnwise.memory.longterm.recall.ranking import Matched, Passages, QueryTerms, Ranked, Weights
 from turnwise.memory.longterm.recall.standing_wishes import current_wishes, wishes_of
@@ -447,6 +454,7 @@ def find_near(
     if similarity is not None:
         try:
             near = similarity.near(query, [row.item.text for row in user_index.rows], is_reminder=is_reminder)
+            near = spread_out(near, query, is_fact=user_index.arranged.is_fact, is_reminder=is_reminder)
         except StoreError as error:
             trouble = str(error)
     return find(user_index, query, near=near, is_reminder=is_reminder, **options), trouble

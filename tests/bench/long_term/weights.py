@@ -126,6 +126,7 @@ def trials_of(conversation: Conversation, embedding: EmbeddingFunction | None) -
                 spread_out(
                     user_index.near(vectors.embed(vector_texts(text, is_reminder=is_reminder).texts), unrelated),
                     text,
+                    is_fact=user_index.arranged.is_fact,
                     is_reminder=is_reminder,
                 )
                 for is_reminder in (False, True)

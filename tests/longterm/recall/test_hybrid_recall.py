@@ -3,6 +3,7 @@
 import json
 import pickle
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,15 +128,19 @@ async def test_each_sentence_of_a_query_has_a_vector(tmp_path: Path) -> None:
     await with_index.close()
 
 
-@pytest.mark.parametrize("query", ["Which jam has Carol?", "It rains. Which jam has Carol? Any plum?"])
-async def test_what_is_near_to_a_name_does_not_come_before_what_is_near_to_the_question(
-    query: str, tmp_path: Path
+@pytest.mark.parametrize("query", ["Which jam has Carol?", "It rains. Which jam has Carol? Plum, perhaps."])
+@pytest.mark.parametrize(
+    ("kind", "order"),
+    [(MemoryType.INTERACTION, ["Barley stew", "Hi there"]), (MemoryType.FACTS, ["Hi there", "Barley stew"])],
+)
+async def test_a_name_in_a_query_counts_less_for_turns_than_for_facts(
+    query: str, kind: MemoryType, order: list[str], tmp_path: Path
 ) -> None:
     index = VectorIndex(ChromaInMemory(), OfNames(), name="names")
     with_index = VectorMemory(SQLItems(f"sqlite:///{tmp_path}/memory.db"), index, embed_s=60, query_s=60)
     for memory in (LexicalMemory(InMemoryItems(), embedding=OfNames(), query_s=60), with_index):
-        await memory.remember(ANN, items(["Hi there", "Barley stew", "Snow"]))
-        assert (await recalled_texts(memory, query))[:2] == ["Barley stew", "Hi there"]
+        await memory.remember(ANN, [replace(item, type=kind) for item in items(["Hi there", "Barley stew", "Snow"])])
+        assert (await recalled_texts(memory, query))[:2] == order
     await with_index.close()
 
 

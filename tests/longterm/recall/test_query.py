@@ -19,7 +19,7 @@ from turnwise.memory.longterm.recall import word_frequency
 from turnwise.memory.longterm.recall.analyzer import stem
 from turnwise.memory.longterm.recall.irregular_forms import BASES
 from turnwise.memory.longterm.recall.passages import LONG, SIZE, passages_of, shown
-from turnwise.memory.longterm.recall.prominence import Similarities, level_of, prominences_of
+from turnwise.memory.longterm.recall.prominence import Similarities, level_of, prominences_of, spread_out
 from turnwise.memory.longterm.recall.query import MAX_PARTS, MAX_TERMS, parse, question_of, vector_texts, without_names
 from turnwise.memory.longterm.recall.ranking import FACTS, Weights
 from turnwise.memory.longterm.recall.user_index import find, index_of
@@ -246,6 +246,35 @@ def test_what_is_told_around_a_question_takes_few_places() -> None:
     assert [int(item.id) >= len(told) for item in found].count(True) == len(wanted)
 
 
+def test_what_is_wished_around_a_question_of_unknown_words_does_not_take_its_place() -> None:
+    weekends = [f"Ann: What a lovely weekend we had in {city}!" for city in ("Ghent", "Lille", "Bern", "Graz", "Turin")]
+    facts = items(*weekends, "Bob: The bassoon is with somebody in Antwerp until March.", session="s")
+    question = "Which craftsman repairs the cracked bassoon joints, and for what price?"
+    for message in (f"{question} Have a lovely weekend!", f"Have a lovely weekend! {question}"):
+        found = find(index_of(facts), message, limit=2, weights=Weights())
+        assert {item.id for item in found} > {str(len(weekends))}
+        assert ids(facts, message, Weights())[0] != str(len(weekends)), "a reminder needs more than one shared word"
+
+
+@pytest.mark.parametrize(("question", "found"), [("Marimbas?", ["0", "1"]), ("Marimbas, xylophones?", ["0", "2"])])
+def test_a_question_of_one_word_is_about_what_stands_beside_it(question: str, found: list[str]) -> None:
+    facts = items("Ann: I adopted a greyhound.", "Bob: My greyhound is grey.", "Bob: It is late.", "Ann: So it is.")
+    rows = np.array([[0.5, 0.45, 0.1, 0.1], [0.5, 0.45, 0.1, 0.1], [0.1, 0.1, 0.5, 0.45]])
+    prominences = np.array([[9.0, 8.0, -5.0, -5.0], [-5.0, -5.0, 0.0, -1.0]])
+    message, similar = f"Greyhounds of Ann. {question}", Similarities(rows, prominences)
+    recalled = find(index_of(facts), message, limit=2, weights=Weights(reach=0), near=similar)
+    assert [item.id for item in recalled] == found
+
+
+def test_a_sentence_gives_no_place_to_what_it_does_not_find() -> None:
+    painted = [f"Ann: The kitchen was painted {color} by Bob." for color in ("green", "white", "blue", "grey", "brown")]
+    warm = [f"Ann: The kitchen is warm in {month}." for month in ("May", "June", "July")]
+    facts = items(*painted, "Ann: I adopted a greyhound.", *warm)
+    message = "I am in the warm kitchen. Where is the greyhound?"
+    found = find(index_of(facts), message, limit=4, weights=Weights(reach=0))
+    assert {item.text for item in found} == {"Ann: I adopted a greyhound.", *warm}
+
+
 def test_two_questions_have_as_many_places() -> None:
     rooms = [f"Ann: We painted the kitchen {color}." for color in ("green", "white", "blue", "grey", "brown")]
     dogs = [f"Ann: I adopted a greyhound in {city}." for city in ("Ghent", "Lille", "Bern", "Graz", "Turin")]
@@ -370,6 +399,16 @@ def test_a_follow_up_includes_the_prompt_that_it_refers_to(prompt: str, before: 
 )
 def test_a_text_without_names_lacks_words_with_a_capital_within_a_sentence(text: str, expected: str) -> None:
     assert without_names(text) == expected
+
+
+@pytest.mark.parametrize("is_reminder", [False, True])
+def test_a_name_is_half_of_the_similarity_to_a_turn_and_all_of_that_to_a_fact(is_reminder: bool) -> None:
+    text = "When does the passport of Tiago expire?"
+    own, nameless = [0.9, 0.9], [0.5, 0.5]
+    assert vector_texts(text, is_reminder=is_reminder).texts == (text, "When does the passport of expire?")
+    is_fact = np.array([True, False])
+    similar = spread_out(Similarities(np.array([own, nameless])), text, is_fact=is_fact, is_reminder=is_reminder)
+    assert similar is not None and similar.similarities.tolist() == [[0.9, 0.7]]
 
 
 def test_no_noun_of_german_is_taken_for_a_name() -> None:

@@ -174,7 +174,7 @@ def test_items_of_one_passage_each_are_ranked_by_the_rules_for_several(
         items.has_one_passage_each = is_shortened
         parts = parse(query).told_apart() if is_reminder else [0]
         near = user_index.near(np.full((len(parts), 3), 0.5, np.float32), np.eye(3, dtype=np.float32))
-        near = spread_out(near, query, is_reminder=True) if is_reminder else near
+        near = spread_out(near, query, is_fact=user_index.arranged.is_fact, is_reminder=True) if is_reminder else near
         ranked = find(user_index, query, limit=9, weights=weights, near=near, is_reminder=is_reminder)
         return [(entry.id, entry.score, entry.words, entry.passage) for entry in ranked]
 

@@ -32,6 +32,7 @@ from turnwise.actors.inference.tools.loop import ToolLoop as ToolLoop
 from turnwise.actors.inference.tools.registry import ToolRegistry as ToolRegistry
 from turnwise.actors.inference.tools.schedule_tools import schedule_tools as schedule_tools
 from turnwise.actors.inference.tools.tool import Tool as Tool, external_tool as external_tool, tool as tool
+from turnwise.errors import ToolError as ToolError
 from turnwise.memory.conversation.calls.tool_calls import PendingCall as PendingCall
 from turnwise.memory.conversation.model_params import ModelParams as ModelParams
 from turnwise.memory.conversation.transcript import Ledger as Ledger

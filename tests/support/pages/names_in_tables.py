@@ -46,7 +46,18 @@ _CLASSES = (
 _OF_THE_READER = ("T", "Model", "MyStore")
 """Names of classes that a reader would write."""
 
-_MODULES = ("adapters", "blocks", "conformance", "engines", "errors", "events", "memories", "stores", "strategies")
+_MODULES = (
+    "adapters",
+    "blocks",
+    "conformance",
+    "engines",
+    "errors",
+    "events",
+    "memories",
+    "results",
+    "stores",
+    "strategies",
+)
 _MORE_MODULES = ("replay", "testing", "transcripts")
 
 

@@ -29,6 +29,7 @@ from turnwise import (
     http,
     memories,
     replay,
+    results,
     stores,
     strategies,
     telemetry,
@@ -54,7 +55,7 @@ MODULES = {
     "turnwise": "For a first program and an agent. The other modules have the rest.",
     **{
         module.__name__: (module.__doc__ or "")
-        for module in (engines, memories, stores, strategies, transcripts, dataset)
+        for module in (results, engines, memories, stores, strategies, transcripts, dataset)
     },
     **{
         module.__name__: (module.__doc__ or "")

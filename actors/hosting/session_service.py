@@ -6,9 +6,11 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from turnwise.actors.hosting.engine_override import EngineOverride
+from turnwise.actors.hosting.events_ahead import EventsAhead
 from turnwise.actors.hosting.stored_source import StoredSource, UnattendedError
 from turnwise.actors.hosting.verb_declaration import Reader, Verb
 from turnwise.actors.hosting.verbs import find_verb
@@ -41,6 +43,7 @@ class SessionService:
     """One session on its process's event loop. Verbs may arrive in any order, so none relies on an earlier one."""
 
     __slots__ = (
+        "_ahead",
         "_engine",
         "_engine_id",
         "_given",
@@ -90,6 +93,7 @@ class SessionService:
         """Whether the session has an engine of its own: one that a caller brought, or an earlier process noted."""
         self._switching = asyncio.Lock()
         """Held while a run starts with its manager's engine, so that no other manager's takes its place."""
+        self._ahead = EventsAhead(partial(_reads_of, core))
         self._resources = resources
         self._save_override = save_override
         self._node_id = node_id
@@ -200,16 +204,15 @@ class SessionService:
             with acting_as(acting):
                 return await verb.carry_out(*first, **arguments)
         core = self.core
-        if not core.reads.is_activated:  # a read activates nothing
-            source = StoredSource(core.state.key, *core.reads.stores, log=message.session.log)
-            answer = await self._reader(SessionReads(source)).read(verb, acting, **arguments)
+        if not core.reads.is_activated:
+            answer = await self._reader(_reads_of(core, message.session.log)).read(verb, acting, **arguments)
             if not (verb.waits and core.reads.is_activated):
                 return answer
             # A run may have started meanwhile, whose deltas the store does not have.
         return await self._reader(core.reads).read(verb, acting, **arguments)
 
     def _reader(self, reads: SessionReads) -> Reader:
-        return Reader(reads, os.getpid(), self._node_id)
+        return Reader(reads, os.getpid(), self._node_id, self._ahead)
 
     async def delete(
         self, *, memory: bool, verify: bool, updated_at: float | None, keeps_events: bool = False
@@ -268,6 +271,13 @@ class SessionService:
     def _engines(self, override: EngineOverride) -> dict[str, bytes]:
         own = {self._engine_id: self._engine[1]}  # others may have taken its place in the process
         return {engine_id: own.get(engine_id) or self._resources.get(engine_id)[1] for engine_id in override.engine_ids}
+
+
+def _reads_of(core: SessionCore, log: str = "") -> SessionReads:
+    """Return what reads a session: its core if that is activated, else its store. A read activates nothing."""
+    if core.reads.is_activated:
+        return core.reads
+    return SessionReads(StoredSource(core.state.key, *core.reads.stores, log=log))
 
 
 def _override_of(engine_id: str, runs: Mapping[str, str]) -> EngineOverride:

@@ -70,7 +70,7 @@ class StoredSource:
         self.state = SessionState(key, self._journal)
 
     async def look(self) -> None:
-        """Read the session's row, and forget the runs that an earlier read has found.
+        """Read the session's row, and forget the runs that an earlier read has found. All events are in the store.
 
         Raises:
             SessionNotFoundError: there is no such session, or the one of this key has another log.
@@ -80,6 +80,9 @@ class StoredSource:
         if self._log not in ("", session.log):
             raise SessionNotFoundError(self._key.session_id)
         journal.read_row(session)
+        # No event is held, so all are read from the store: also those above the row's number, which come meanwhile.
+        journal.log = EventLog(_ABOVE_ALL)
+        journal.log.published = session.seq
         self.state.set_active(None)
         self.state.replace_backlog()
 
@@ -107,16 +110,12 @@ class StoredSource:
     async def stored_events(self, after: int, limit: int) -> Sequence[Event]:
         """Return up to `limit` stored events with a number above `after`; reads only the session's row and these."""
         await self.look()
-        self._journal.log = EventLog(_ABOVE_ALL)
         return await self._journal.events(after, limit)
 
     async def load(self) -> None:
         """Read where the session stands: its row, its last turns, and their runs that are open."""
         await self.look()
         journal = self._journal
-        # No event is held, so all are read from the store: also those above the row's number, which come meanwhile.
-        journal.log = EventLog(_ABOVE_ALL)
-        journal.log.published = journal.session.seq
         journal.mark_loaded()
         turns = await self._last_turns()
         heads = [turn for turn in turns if not turn.is_open][-1:]

@@ -14,6 +14,7 @@ from turnwise.actors.session.acting import Acting, check_member
 from turnwise.memory.conversation.sessions import MemberRole
 
 if TYPE_CHECKING:
+    from turnwise.actors.hosting.events_ahead import EventsAhead
     from turnwise.actors.hosting.session_service import SessionService
     from turnwise.actors.session.state.reads import SessionReads
     from turnwise.memory.stores.base import SessionStore
@@ -111,6 +112,8 @@ class Reader:
     pid: int | None = None
     node_id: str | None = None
     """The process and its node; None if the session has no process."""
+    ahead: EventsAhead | None = None
+    """Reads pages ahead for readers in other processes; None if the session has no process."""
 
     async def read(self, verb: Verb[..., Answer], acting: Acting | None, /, **arguments: Any) -> Answer:
         """Carry out a verb that reads, for a member or for the session's user.

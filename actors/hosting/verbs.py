@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from turnwise import __version__
+from turnwise.actors.hosting.events_ahead import read_page
 from turnwise.actors.hosting.verb_declaration import Reader, Verb, changes, of_memory, reads, starts
 from turnwise.actors.hosting.waits import ENDING_S
 from turnwise.actors.hosting.wire import (
@@ -154,10 +155,12 @@ async def events(
     A caller of this release, which it says as `decoder`, gets stored events as rows and decodes them. Another release
     may know other fields, so it gets models, which are fitted when they are unpickled.
     """
-    read = reader.reads.events_to_pass_on if decoder == __version__ else reader.reads.events
-    events, last, is_all = await read(after, limit, run_id=run_id, only=only, timeout_s=timeout_s)
-    packed = PackedEvents.pack(reader.reads.key, events)
-    return Waited((packed, last, is_all), bool(events) if only else is_all or last > after)
+    if only or decoder != __version__:
+        events, last, is_all = await reader.reads.events(after, limit, run_id=run_id, only=only, timeout_s=timeout_s)
+        return Waited((events, last, is_all), bool(events) if only else is_all or last > after)
+    read = reader.ahead.read if reader.ahead else read_page
+    page, last, is_all = await read(reader.reads, after, limit, run_id, timeout_s)
+    return Waited((page, last, is_all), is_all or last > after)
 
 
 # Prompts and runs

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar
 
-from turnwise.actors.wire_version import packed
+from turnwise.actors.wire_version import packed, unpacked_answer
 from turnwise.errors import TurnwiseError
 from turnwise.memory.conversation.block_cache import BlockCache
 from turnwise.memory.conversation.branches import Branches
@@ -125,14 +125,13 @@ class PackedTurn:
 
 @dataclass(frozen=True)
 class PackedEvents:
-    """Stored events of a session as rows, by column, and later ones from memory. They are decoded once, by the reader.
-
-    Columns take half as long to pickle and unpickle as rows.
-    """
+    """Stored events of a session as rows, and later ones from memory. They are decoded once, by the reader."""
 
     session: SessionKey
-    columns: Mapping[str, tuple[Any, ...]]
-    """The values of each field of `EventRow`."""
+    count: int
+    """How many rows there are."""
+    columns: bytes
+    """The values of each field of `EventRow`, by its name, packed. Columns take half as long to pickle as rows."""
     events: list[Event]
     """The events that follow them."""
 
@@ -141,9 +140,10 @@ class PackedEvents:
         """Pack events, of which rows come first; without rows, return them as they are."""
         rows = [event for event in events if isinstance(event, EventRow)]
         others = [event for event in events if not isinstance(event, EventRow)]
-        return (
-            cls(session, dict(zip(EventRow._fields, zip(*rows, strict=True), strict=True)), others) if rows else others
-        )
+        if not rows:
+            return others
+        columns = dict(zip(EventRow._fields, zip(*rows, strict=True), strict=True))
+        return cls(session, len(rows), packed(columns), others)
 
     def unpack(self) -> list[Event]:
         """Return the events.
@@ -151,9 +151,9 @@ class PackedEvents:
         Raises:
             CorruptRecordError: one of them cannot be read; names it.
         """
-        columns = [self.columns[name] for name in EventRow._fields]
-        with collection_paused(len(columns[0])):
-            rows = [*zip(*columns, strict=True)]
+        with collection_paused(self.count):
+            columns = unpacked_answer(self.columns)
+            rows = [*zip(*map(columns.__getitem__, EventRow._fields), strict=True)]
             return [*decoded_events(self.session, rows), *self.events]
 
 

@@ -52,7 +52,7 @@ async def passed(core: SessionCore, limit: int, run_id: str | None = None) -> tu
         call = verbs.events(0.0, after, limit, run_id=run_id, decoder=__version__)
         page, after, is_all = unpacked_answer(packed(await call.read(Reader(core.reads)))).answer
         if isinstance(page, PackedEvents):
-            rows += len(page.columns["seq"])
+            rows += page.count
             page = page.unpack()
         events += page
         if is_all or not page:

@@ -26,6 +26,7 @@ from turnwise.memory.values.named_tuples import by_name
 PACKAGE = Path(turnwise.__file__).parent
 
 STAY = {
+    "actors.hosting.events_ahead": ["_PageAhead", "_Place"],
     "actors.session.runs.admission": ["Received"],
     "actors.session.runs.inbox": ["_AgentEnd"],
     "actors.session.state.quota_book": ["Moment", "_Known"],

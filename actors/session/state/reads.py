@@ -49,7 +49,7 @@ class ReadSource(Protocol):
     state: SessionState
 
     async def look(self) -> None:
-        """Check that the session exists and that its row is loaded."""
+        """Check that the session exists, and that its row and the number of its last event are loaded."""
 
     async def load(self) -> None:
         """Make sure that `state` has the session's row, its newest turns and its open runs."""
@@ -214,6 +214,11 @@ class SessionReads:
     async def row(self) -> SessionRecord:
         """Return the session's row as of its last commit, without its turns and runs."""
         await self._source.look()
+        return self._journal.session
+
+    @property
+    def known_row(self) -> SessionRecord:
+        """The session's row as it was read or committed last; `row` may have to read it anew."""
         return self._journal.session
 
     async def session(self) -> SessionRecord:
@@ -406,8 +411,10 @@ class SessionReads:
         timeout_s: float,
     ) -> tuple[list[Event | EventRow], int, bool]:
         """Do what `events` does, with the events that `read` returns: none of them is a row if there is a filter."""
-        await self._load()
-        if run_id is not None:
+        if run_id is None:
+            await self._source.look()
+        else:
+            await self._load()
             record = await self._current(run_id)
             run_id, after = record.run_id, max(after, record.first_seq - 1)
         deadline = asyncio.get_running_loop().time() + timeout_s

@@ -46,19 +46,8 @@ _CLASSES = (
 _OF_THE_READER = ("T", "Model", "MyStore")
 """Names of classes that a reader would write."""
 
-_MODULES = (
-    "adapters",
-    "blocks",
-    "conformance",
-    "engines",
-    "errors",
-    "events",
-    "memories",
-    "results",
-    "stores",
-    "strategies",
-)
-_MORE_MODULES = ("replay", "testing", "transcripts")
+_MODULES = ("adapters", "blocks", "conformance", "engines", "errors", "events", "memories", "stores", "strategies")
+_MORE_MODULES = ("replay", "results", "testing", "transcripts")
 
 
 def problems(code_text: str) -> list[str]:

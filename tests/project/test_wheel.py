@@ -42,7 +42,8 @@ for name in modules:
 def modules_in_tree() -> set[str]:
     package = ROOT / "src/turnwise"
     files = {f"turnwise/{path.name}" for path in package.glob("*.py*")} | {"turnwise/py.typed"}
-    rooms = ["adapters", "cli", "client", "conformance", "console", "dataset", "http", "replay", "telemetry", "testing"]
+    rooms = ["adapters", "cli", "client", "conformance", "console", "dataset", "http", "replay", "results"]
+    rooms += ["telemetry", "testing"]
     for room in rooms:
         files |= {f"turnwise/{path.relative_to(package).as_posix()}" for path in (package / room).rglob("*.py*")}
     files = {file for file in files if "__pycache__" not in file} | {"turnwise/replay/report/report.html"}

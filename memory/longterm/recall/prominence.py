@@ -44,14 +44,17 @@ def spread_out(near: Similarities | None, text: str, *, is_reminder: bool) -> Si
 
     if near is None:
         return None
-    query, (_, own, with_names) = parse(text), vector_texts(text, is_reminder=is_reminder)
+    _, own, with_names = vector_texts(text, is_reminder=is_reminder)
     of_texts = near.similarities
-    if with_names:
+    if len(with_names) == own:
+        of_texts = (of_texts[:own] + of_texts[own:]) / 2
+    elif with_names:
         places = list(with_names)
         of_texts = near.similarities[:own].copy()
         of_texts[places] = (of_texts[places] + near.similarities[own:]) / 2
     if near.prominences is None:
         return Similarities(of_texts, None, near.common)
+    query = parse(text)
     with_vectors, count = query.told_apart(), len(query.parts)
     before = own - len(with_vectors)
     similarities = np.full((before + count, of_texts.shape[1]), np.nan)

@@ -118,8 +118,7 @@ class HashEmbedding:
         length = math.sqrt(vector @ vector)
         if length < 1e-9:  # noqa: PLR2004 - all features cancel each other out
             vector[0] = length = 1.0
-        vector /= length
-        return vector.astype(np.float32)
+        return np.asarray(vector / length, dtype=np.float32)
 
 
 def register() -> None:

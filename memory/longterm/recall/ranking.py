@@ -493,7 +493,7 @@ class Matched:
         """
         import numpy as np
 
-        orders = np.argsort(-scores, axis=1, kind="stable")
+        orders = (-scores).argsort(axis=1, kind="stable")
         if len(orders) == 1 and is_named is None:
             in_order: Places = orders[0]
             return in_order
@@ -536,7 +536,7 @@ class Matched:
 
     @cached_property
     def _shared(self) -> tuple[Numbers, Numbers, Numbers]:
-        """Of each sentence and query: the nats that its best passage shares, those by general frequency, and its own."""
+        """Of each sentence and query: the nats that its best passage shares, those by general frequency, its own."""
         import numpy as np
 
         once = np.minimum(self._frequency, 1.0)
@@ -818,7 +818,7 @@ def _centred(values: Numbers, firsts: Places, counts: Places) -> tuple[Numbers, 
 
     sums = np.add.reduceat(values, firsts, axis=1)
     known = counts
-    if math.isfinite(sums.sum()):
+    if math.isfinite(np.add.reduce(sums, axis=None)):
         apart = values - _of_each(sums / counts, counts)
     else:
         is_known = np.isfinite(values)

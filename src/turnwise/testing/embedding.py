@@ -113,7 +113,7 @@ class HashEmbedding:
             positions.append(word_positions)
             weights.append(word_weights if count == 1 else _times(word_weights, 1 + np.log(count)))
         # Bytes are joined in a third of the time that arrays take.
-        places, values = np.frombuffer(b"".join(positions), np.int64), np.frombuffer(b"".join(weights))
+        places, values = np.frombuffer(b"".join(positions), np.uint16), np.frombuffer(b"".join(weights))
         vector = np.bincount(places, values, self._dimensions)
         length = math.sqrt(vector @ vector)
         if length < 1e-9:  # noqa: PLR2004 - all features cancel each other out
@@ -143,7 +143,7 @@ def _features(word: str, dimensions: int) -> tuple[bytes, bytes]:
     numbers = np.frombuffer(digests, dtype="<u4")
     signs = np.where(numbers >> 31, 1.0, -1.0)
     weights = np.repeat(np.array([weight for _, weight in named_weights]), SLOTS)
-    positions = ((numbers & 0x7FFFFFFF) % dimensions).astype(np.int64)
+    positions = ((numbers & 0x7FFFFFFF) % dimensions).astype(np.uint16)
     return positions.tobytes(), (signs * weights * scale).tobytes()
 
 

@@ -338,11 +338,10 @@ class Matched:
         import numpy as np
 
         items, saturation = self._items, self._weights.saturation
-        nats, rows, shares, counts, is_near, by_words = self._ranked_sentences(
-            similarities, prominences, is_reminder=is_reminder
-        )
-        if not (any(counts) or any(query.named for query in self._queries)):
-            return [Ranked([], [], [], [], None) for _ in counts]
+        sentences = self._ranked_sentences(similarities, prominences, is_reminder=is_reminder)
+        if sentences is None:
+            return [Ranked([], [], [], [], None) for _ in limits]
+        nats, rows, shares, counts, is_near, by_words = sentences
         saturated = self._frequency * (saturation + 1) / (self._frequency + saturation)
         words_of_passages = self._products(nats, saturated)
         words = items.best(words_of_passages)
@@ -393,10 +392,10 @@ class Matched:
 
     def _ranked_sentences(
         self, similarities: Numbers | None, prominences: Numbers | None, *, is_reminder: bool
-    ) -> _Sentences:
+    ) -> _Sentences | None:
         """Return what is ranked by: the query as a whole, and its sentences that stand out; for a reminder only these.
 
-        A query for which fewer stand out has further rows, which say nothing.
+        A query for which fewer stand out has further rows, which say nothing. None for reminders for which none does.
         """
         import numpy as np
 
@@ -406,6 +405,8 @@ class Matched:
             return _Sentences(whole, similarities, one, [1] * len(self._queries))
         stands_out = self._standing_out(prominences)
         counts: list[int] = stands_out.sum(axis=0).tolist()
+        if is_reminder and not any(counts) and not any(query.named for query in self._queries):
+            return None
         chosen = np.argsort(~stands_out, axis=0, kind="stable")[: max(counts)]
         every = np.arange(len(self._queries))
         nats = [of_parts[own] for of_parts, own in zip(self._of_parts(self._nats), stands_out.T, strict=True)]

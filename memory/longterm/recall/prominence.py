@@ -46,9 +46,7 @@ def spread_out(near: Similarities | None, text: str, *, is_reminder: bool) -> Si
         return None
     _, own, with_names = vector_texts(text, is_reminder=is_reminder)
     of_texts = near.similarities
-    if len(with_names) == own:
-        of_texts = (of_texts[:own] + of_texts[own:]) / 2
-    elif with_names:
+    if with_names:
         places = list(with_names)
         of_texts = near.similarities[:own].copy()
         of_texts[places] = (of_texts[places] + near.similarities[own:]) / 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from turnwise.memory.longterm.index.item_vectors import QueryVectors
     from turnwise.memory.longterm.index.vector_index import Health
-    from turnwise.memory.longterm.recall.user_index import UserIndex
+    from turnwise.memory.longterm.recall.user_index import Match, UserIndex
 
 SPACE = "vectors"
 """The space of the items of a memory that is opened by a path or a URL; see `ItemStore`."""
@@ -70,6 +70,9 @@ QUICK_CHARS = 8_000
 
 ASKED = 200
 """Number of passages that a query counts as; see `QUICK`."""
+
+TOGETHER = 6_400
+"""About how many passages are ranked at once: their numbers stay in the processor's cache."""
 
 DEFAULT = ChromaDefault()
 """Chroma's own default embedding."""
@@ -542,61 +545,87 @@ class VectorMemory:
     ) -> list[Reminder]:
         """Return the answers, given the vectors of `_texts_of`.
 
-        One after the other, so that what the processor's caches hold of one's work is used for the next one's.
-
         Args:
             troubles: by user, why items or vectors are missing.
             expired: by user, the numbers of expired rows.
         """
+        from turnwise.memory.longterm.recall.user_index import rank_all
+
         vectors, trouble = query_vectors
         answers: list[Reminder] = []
         start = 0
-        for request in batch:
+        for requests in _in_parts(batch, user_indexes):
             check_awaited()
-            user, rows = request.scope.user_id, None
-            if vectors is not None:
-                start, first = start + len(_texts(request)), start
-                rows = vectors[first:start]
-            trouble_of_user, expired_rows = trouble or troubles.get(user), expired.get(user, ())
-            answer = self._answer_one(
-                request, user_indexes[user], rows, now, why_fewer=trouble_of_user, expired=expired_rows
-            )
-            answers.append(answer)
+            profiles, matches = [], []
+            for request in requests:
+                user, rows = request.scope.user_id, None
+                if vectors is not None:
+                    start, first = start + len(_texts(request)), start
+                    rows = vectors[first:start]
+                profile, match = self._match(request, user_indexes[user], rows, now, expired.get(user, ()))
+                profiles.append(profile)
+                matches.append(match)
+            of_all = zip(requests, profiles, rank_all(matches, self._weights), strict=True)
+            for request, profile, best in of_all:
+                scope, as_of, items = request.scope, request.as_of, best
+                if profile:
+                    items = within_limits(profile, best, request.limit, per_category=request.per_category)
+                why_fewer = trouble or troubles.get(scope.user_id)
+                if why_fewer is None and as_of is not None:
+                    changed = user_indexes[scope.user_id].changed_since(scope, _filter_of(request, now))
+                    why_fewer = trouble_of_past(changed)
+                answers.append(Reminder(profile=profile, items=recalled(items, why_fewer)))
         return answers
 
-    def _answer_one(
+    def _match(
         self,
         request: Recall,
         user_index: UserIndex,
         vectors: NDArray[np.float32] | None,
         now: float,
-        *,
-        why_fewer: str | None,
         expired: Sequence[int],
-    ) -> Reminder:
-        """Return the answer to a request, given the vectors of its `_texts`.
+    ) -> tuple[list[MemoryItem], Match]:
+        """Return the profile that a request asks for, and what of its user's items matches it.
 
         Args:
-            why_fewer: why items or vectors are missing; None if none are.
+            vectors: those of the request's `_texts`.
             expired: the numbers of the user's expired rows.
         """
-        scope, as_of, is_reminder = request.scope, request.as_of, request.is_reminder
-        which = ItemFilter(types=request.types, as_of=as_of, live_at=now if as_of is None else as_of)
+        scope, query, is_reminder, which = request.scope, request.query, request.is_reminder, _filter_of(request, now)
         profile: list[MemoryItem] = []
         if is_reminder:
             pinned, wishes = (part(scope, which, expired) for part in (user_index.pinned, user_index.wishes))
             profile = with_wishes(profile_of(pinned, ()), wishes)
-        match = user_index.match(parse(request.query), scope, which, weights=self._weights, expired=expired)
         near = user_index.near(vectors, self._unrelated if _needs_prominences(request) else None)
-        near = spread_out(near, request.query, is_fact=user_index.arranged.is_fact, is_reminder=is_reminder)
-        rank = user_index.remind if is_reminder else user_index.rank
-        limit, per_category = request.limit, request.per_category
-        items = rank(match, limit=max(limit, 0) + len(profile), near=near, per_category=per_category)
-        if profile:
-            items = within_limits(profile, items, limit, per_category=per_category)
-        if why_fewer is None and as_of is not None:
-            why_fewer = trouble_of_past(user_index.changed_since(scope, which))
-        return Reminder(profile=profile, items=recalled(items, why_fewer))
+        match = user_index.match(
+            parse(query),
+            scope,
+            which,
+            expired=expired,
+            limit=max(request.limit, 0) + len(profile),
+            near=spread_out(near, query, is_fact=user_index.arranged.is_fact, is_reminder=is_reminder),
+            per_category=request.per_category,
+            is_reminder=is_reminder,
+        )
+        return profile, match
+
+
+def _filter_of(request: Recall, now: float) -> ItemFilter:
+    """Return which items a request is for."""
+    as_of = request.as_of
+    return ItemFilter(types=request.types, as_of=as_of, live_at=now if as_of is None else as_of)
+
+
+def _in_parts(batch: Sequence[Recall], user_indexes: Mapping[str, UserIndex]) -> Iterator[Sequence[Recall]]:
+    """Cut a batch into parts that are ranked at once: about `TOGETHER` passages each."""
+    start = count = 0
+    for stop, request in enumerate(batch):
+        more = len(user_indexes[request.scope.user_id].rows)
+        if count and count + more > TOGETHER:
+            yield batch[start:stop]
+            start, count = stop, 0
+        count += more
+    yield batch[start:]
 
 
 def _texts(request: Recall) -> Sequence[str]:

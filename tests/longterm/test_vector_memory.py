@@ -343,11 +343,19 @@ async def test_concurrent_recalls_share_one_call_of_the_embedding_function(make:
     await memory.close()
 
 
-async def test_a_batch_gives_what_its_recalls_give_alone(make: MakeMemory) -> None:
+@pytest.mark.parametrize("together", [20, 10_000])
+async def test_a_batch_gives_what_its_recalls_give_alone(
+    make: MakeMemory, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where items have names or several passages, and where the batch is ranked in parts."""
+    monkeypatch.setattr("turnwise.memory.longterm.vector.TOGETHER", together)
     memory, rand = make(), random.Random(8)
     said = ["Anna sails to Oslo", "Who sails?", "the red boat leaks", "my dog Rex sleeps", "We met in May. " * 90, "ok"]
     saves = [
-        (Scope(user_id=f"user-{number}"), [item(str(place), rand.choice(said)) for place in range(number)])
+        (
+            Scope(user_id=f"user-{number}"),
+            [item(str(place), rand.choice(said), name=rand.choice([None, None, "Rex"])) for place in range(number)],
+        )
         for number in range(12)
     ]
     await memory.remember_many(saves)

@@ -50,7 +50,7 @@ def spread_out(
 
     if near is None:
         return None
-    query, (_, own, with_names) = parse(text), vector_texts(text, is_reminder=is_reminder)
+    _, own, with_names = vector_texts(text, is_reminder=is_reminder)
     of_texts = near.similarities
     if with_names:
         places = list(with_names)
@@ -59,6 +59,7 @@ def spread_out(
         of_texts[places] = (of_texts[places] + nameless) / 2
     if near.prominences is None:
         return Similarities(of_texts, None, near.common)
+    query = parse(text)
     with_vectors, count = query.told_apart(), len(query.parts)
     before = own - len(with_vectors)
     similarities = np.full((before + count, of_texts.shape[1]), np.nan)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from turnwise.errors import ConfigError
 
@@ -153,7 +154,7 @@ class QueryTerms:
     """A query as numbers, matched against the passages."""
 
     places: Places
-    """The passages that have a term: those of the first one, then those of the next; some twice."""
+    """The passages that have a term: those of the first one, then those of the next."""
     counts: Sequence[int]
     """For each term, how many of `places` are its own."""
     log_frequencies: Sequence[float]
@@ -170,90 +171,155 @@ class QueryTerms:
     """The passages of items whose name the query has, each with the log frequency of the name's rarest word."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ranked:
-    """The best items, in their order."""
+class Ranked(NamedTuple):
+    """The best items for a query, in their order."""
 
-    places: Places
+    places: list[int]
     """The first passage of each item."""
-    counts: Places
+    counts: list[int]
     """How many passages each item has."""
-    scores: Numbers
+    scores: list[float]
     """Of each item, from 0 to 1."""
+    has_terms: list[list[bool]]
+    """Of each item, whether it has each of the query's terms in `Matched.present`."""
     passage_scores: Numbers | None
     """Of all passages, in nats; None if each item has only one."""
 
 
 class Matched:
-    """The matches of a query's words with the passages of one user's items.
+    """The matches of queries' words, each with the passages of its user's items.
+
+    What is computed is computed for all queries at once, since a call of numpy takes longer than its work on one user's
+    items. The columns of an array are the passages, or the items, of each query in turn. Queries affect each other in
+    nothing.
 
     Scores are nats: the less likely a match is by chance, the higher it is. What is rare is counted in items, and the
     words of the items around one count for it too. Each sentence is scored by itself.
+
+    Args:
+        queries: one or more, with equally many sentences, and each with terms.
+        passages: of each query, at least one.
     """
 
-    def __init__(self, query: QueryTerms, passages: Passages, weights: Weights) -> None:
+    def __init__(self, queries: Sequence[QueryTerms], passages: Sequence[Passages], weights: Weights) -> None:
         import numpy as np
 
-        self._query = query
+        self._queries = queries
         self._passages = passages
         self._weights = weights
-        self._items = passages.by_item(weights)
-        self.present = [term for term, count in enumerate(query.counts) if count]
-        """The terms that some item has, in ascending order."""
-        self._has = np.zeros((len(self.present), len(passages.items)))
-        """Of each of these terms, and each passage, 1 if the passage has it; else 0. `_in_items`: of each item."""
-        rows = np.repeat(np.arange(len(self.present)), [query.counts[term] for term in self.present])
-        self._has[rows, query.places] = 1.0
-        self._in_items = self._items.best(self._has)
-        counts = [0.0] * len(query.counts)
-        for term, count in zip(self.present, np.add.reduce(self._in_items, axis=1).tolist(), strict=True):
-            counts[term] = count
-        self._general: list[float] = []
-        """Of each term, the nats that it has by its general frequency."""
-        nats: list[float] = []
-        size = len(self._items)
-        for log, is_corrected, count in zip(query.log_frequencies, query.is_corrected, counts, strict=True):
-            telling = _telling(log, weights)
-            self._general.append(-log * telling)
-            telling *= weights.corrected if is_corrected else 1.0
-            expected = weights.background * min(1.0, weights.text_words * math.exp(log))
-            rarity = max(-math.log((count + expected + 0.5) / (size + weights.background + 1)), 0.0)
-            nats.append(rarity * telling)
-        self._nats = np.array(nats)
-        """Of each term, the nats that an item gains that has it."""
-        self._present_nats = self._nats[self.present]
-        around = self._items.around(self._items.of_best(self._has, self._present_nats), weights.around)
-        self._frequency = self._has + self._items.of_each_passage(around)
+        of_each = [of_query.by_item(weights) for of_query in passages]
+        self._items = items = of_each[0] if len(of_each) == 1 else _ItemsOfSeveral(of_each, weights)
+        self.present = [[term for term, count in enumerate(query.counts) if count] for query in queries]
+        """Of each query, the terms that some item has, in ascending order."""
+        counts = [query.counts[term] for query, present in zip(queries, self.present, strict=True) for term in present]
+        places = _joined([query.places for query in queries], items.first_passages)
+        rows = list(map(len, self.present))
+        self._table = self._item_table = _Table(rows, items.passage_columns)
+        """Where the values of these terms and the passages are; `_item_table`: and the items."""
+        cells = item_cells = self._table.cells(places, counts)
+        having = counts
+        if not items.has_one_passage_each:
+            self._item_table = _Table(rows, items.item_columns)
+            item_cells = self._item_table.cells(items.of_passages[places], counts)
+        self._has = np.zeros(self._item_table.size, dtype=bool)
+        """Whether each item has each of these terms."""
+        self._has[item_cells] = True
+        if not items.has_one_passage_each and counts:
+            having = np.add.reduceat(self._has, self._item_table.firsts, dtype=np.int64).tolist()
+        self._nats, self._general = self._nats_of_terms(having)
+        """Of each term of each query, the nats that an item gains that has it, and those by its general frequency."""
+        self._present_nats = [
+            np.array([[nats[term] for term in present]]) for nats, present in zip(self._nats, self.present, strict=True)
+        ]
+        self._frequency: Numbers
+        """How often each passage has each of these terms, with what the items around it have."""
+        if items.has_one_passage_each:
+            self._frequency = items.around_cells(cells, places, self._table.size)
+        else:
+            nats = np.repeat(np.concatenate(self._present_nats, axis=1)[0], counts)
+            nats_of_passages = np.bincount(places, nats, len(items.of_passages)).astype(np.float64, copy=False)
+            is_best = items.are_best(nats_of_passages)[places]
+            of_best = item_cells[is_best], items.of_passages[places[is_best]]
+            around = self._item_table.split(items.around_cells(*of_best, self._item_table.size))
+            self._frequency = np.concatenate(
+                [
+                    np.repeat(of_items, items.counts[columns], axis=1).ravel()
+                    for of_items, columns in zip(around, items.item_columns, strict=True)
+                ]
+            )
+        self._frequency[cells] += 1.0
 
-    @cached_property
-    def _is_part(self) -> Numbers:
-        """Of each sentence, a row, and each term, 1 if the sentence has it; else 0."""
+    def _nats_of_terms(self, having: Sequence[int]) -> tuple[list[list[float]], list[list[float]]]:
+        """Return `_nats` and `_general`, given how many items have each term that some item has."""
+        weights, all_nats, all_general = self._weights, [], []
+        having_each = iter(having)
+        for query, size in zip(self._queries, self._items.item_counts.tolist(), strict=True):
+            nats, general = [], []
+            for log, is_corrected, count in zip(query.log_frequencies, query.is_corrected, query.counts, strict=True):
+                telling, expected = self._expected(log)
+                of_items = next(having_each) if count else 0
+                rarity = max(-math.log((of_items + expected + 0.5) / (size + weights.background + 1)), 0.0)
+                general.append(-log * telling)
+                nats.append(rarity * (telling * weights.corrected if is_corrected else telling))
+            all_nats.append(nats)
+            all_general.append(general)
+        return all_nats, all_general
+
+    def _expected(self, log: float) -> tuple[float, float]:
+        weights = self._weights
+        return _expected(log, weights.common, weights.rare, weights.background, weights.text_words)
+
+    def _products(self, matrices: Sequence[Numbers], values: Numbers) -> Numbers:
+        """Return of the passages of each query the product of its matrix and its table; 0 in rows that it lacks."""
         import numpy as np
 
-        is_part = np.zeros((len(self._query.parts), len(self._nats)))
-        for row, terms in enumerate(self._query.parts):
-            is_part[row, list(terms)] = 1.0
-        return is_part
+        products = np.zeros((max(map(len, matrices)), len(self._items.of_passages)))
+        tables = self._table.split(values)
+        for matrix, table, columns in zip(matrices, tables, self._items.passage_columns, strict=True):
+            np.matmul(matrix, table, out=products[: len(matrix), columns])
+        return products
+
+    @cached_property
+    def _are_parts(self) -> list[Numbers]:
+        """Of each query and sentence, a row, and each term, 1 if the sentence has it; else 0."""
+        import numpy as np
+
+        matrices = []
+        for query in self._queries:
+            is_part = np.zeros((len(query.parts), len(query.counts)))
+            for row, terms in enumerate(query.parts):
+                is_part[row, list(terms)] = 1.0
+            matrices.append(is_part)
+        return matrices
 
     @cached_property
     def _has_content(self) -> NDArray[np.bool_]:
-        """Of each sentence, whether it says anything, unlike a greeting."""
+        """Of each sentence, a row, and each query, whether it says anything, unlike a greeting."""
         import numpy as np
 
-        result: NDArray[np.bool_] = self._is_part @ np.array(self._general) >= self._weights.least
-        return result
+        pairs = zip(self._are_parts, self._general, strict=True)
+        general_nats = np.array([is_part @ np.array(general) for is_part, general in pairs]).T
+        has_content: NDArray[np.bool_] = general_nats >= self._weights.least
+        return has_content
+
+    def _of_parts(self, of_terms: Sequence[Sequence[float]]) -> list[Numbers]:
+        """Return of each query and sentence, a row, the nats of the terms in `present`."""
+        return [
+            (is_part * nats)[:, present]
+            for is_part, nats, present in zip(self._are_parts, of_terms, self.present, strict=True)
+        ]
 
     def rank(
         self,
         *,
-        limit: int,
+        limits: Sequence[int],
         similarities: Numbers | None = None,
         prominences: Numbers | None = None,
         common: Numbers | None = None,
-        groups: NDArray[np.int8] | None = None,
+        groups: Sequence[NDArray[np.int8] | None],
         is_reminder: bool = False,
-    ) -> Ranked:
-        """Rank the items by their words, names and vectors.
+    ) -> list[Ranked]:
+        """Rank the items of each query by their words, names and vectors.
 
         For each sentence that stands out, and unless it is a reminder for the query as a whole. If none of a query's
         questions stands out, all of them count, but for those of one word, such as "Details?", which are about what
@@ -261,45 +327,141 @@ class Matched:
         stand out, and the whole few.
 
         Args:
-            limit: the most items to return.
+            limits: of each query, the most items to return, at least 1.
             similarities: of the query to each passage, one row, and if it has several sentences a row for each; for a
                 reminder a row for each sentence only. From -1 to 1, NaN for passages without a vector. None if there
                 are no vectors.
             prominences: of each sentence and passage, see `prominences_of`; needed with a row for each sentence.
             common: of each passage, see `common_of`.
-            groups: of each passage, the group of its item: each group is limited by itself. One group if left out.
+            groups: of each query, and each passage, the group of its item: each group is limited by itself. None for
+                one group.
             is_reminder: return only items that stand out for a sentence that does.
         """
         import numpy as np
 
-        if not len(self._items) or limit <= 0 or not len(self._nats):
-            return self._nothing()
+        items, saturation = self._items, self._weights.saturation
         sentences = self._ranked_sentences(similarities, prominences, is_reminder=is_reminder)
         if sentences is None:
-            return self._nothing()
-        nats, rows, shares, is_near, by_words = sentences
-        saturation = self._weights.saturation
+            return [Ranked([], [], [], [], None) for _ in limits]
+        nats, rows, shares, counts, is_near, by_words = sentences
         saturated = self._frequency * (saturation + 1) / (self._frequency + saturation)
-        words_of_passages = nats @ saturated
-        words = self._items.best(words_of_passages)
+        words_of_passages = self._products(nats, saturated)
+        words = items.best(words_of_passages)
         is_relevant = words > 0
-        words = self._items.less_chance(words)
-        if len(self._query.speakers):
-            words[:, self._items.of_passages[self._query.speakers]] *= 1 + self._weights.speaker
+        words = items.less_chance(words)
+        speakers = _joined([query.speakers for query in self._queries], items.first_passages)
+        if len(speakers):
+            words[:, items.of_passages[speakers]] *= 1 + self._weights.speaker
         near = rows if rows is None or common is None else rows - _COMMON * common
         scores = words if near is None else self._with_vectors(words, near)
         if is_near is not None:
-            is_relevant |= self._items.best(is_near.astype(float)) > 0
+            is_relevant |= items.best(is_near.astype(float)) > 0
         elif rows is not None and not is_reminder:
-            is_relevant |= self._items.best(rows) > 0
-        of_names = is_named = None
-        if self._query.named:
-            of_names = self._of_names()
-            is_named = of_names > 0
-            is_relevant |= is_named
-            scores = np.where(is_named, np.maximum(scores, 0.0) + of_names, scores)
+            is_relevant |= items.best(rows) > 0
+        of_names = self._of_names() if any(query.named for query in self._queries) else None
+        if of_names is not None:
+            is_relevant |= of_names > 0
+            scores = np.where(of_names > 0, np.maximum(scores, 0.0) + of_names, scores)
         scores = np.where(is_relevant, scores, -np.inf)
-        best = scores[0] if len(scores) == 1 else np.maximum.reduce(scores, axis=0, initial=-np.inf)
+        ranked = []
+        has_each = self._item_table.split(self._has)
+        for number, (count, columns, has) in enumerate(zip(counts, items.item_columns, has_each, strict=True)):
+            order, best = self._best(
+                number,
+                limits[number],
+                scores[:count, columns],
+                shares[:count, number],
+                of_names=None if of_names is None else of_names[columns],
+                groups=groups[number],
+                by_words=None if by_words is None else by_words[:count, number],
+            )
+            of_best: list[float] = np.maximum(best[order], 0.0).tolist()
+            of_query, passage_scores = self._passages[number].by_item(self._weights), None
+            if not items.has_one_passage_each:
+                own = items.passage_columns[number]
+                passage_scores = words_of_passages[:count, own].max(axis=0, initial=0.0)
+                passage_scores += _of_rows(None if rows is None else rows[:count, own])
+            ranked.append(
+                Ranked(
+                    places=of_query.starts[order].tolist(),
+                    counts=of_query.counts[order].tolist(),
+                    scores=[nats_of_item / (nats_of_item + _HALF) for nats_of_item in of_best],
+                    has_terms=has[:, order].T.tolist(),
+                    passage_scores=passage_scores,
+                )
+            )
+        return ranked
+
+    def _ranked_sentences(
+        self, similarities: Numbers | None, prominences: Numbers | None, *, is_reminder: bool
+    ) -> _Sentences | None:
+        """Return what is ranked by: the query as a whole, and its sentences that stand out; for a reminder only these.
+
+        A query for which fewer stand out has further rows, which say nothing. None for reminders for which none does.
+        """
+        import numpy as np
+
+        whole, one = self._present_nats, np.ones((1, len(self._queries)))
+        parts = len(self._queries[0].parts)
+        if not is_reminder and parts <= 1:
+            return _Sentences(whole, similarities, one, [1] * len(self._queries))
+        stands_out = self._standing_out(prominences)
+        if not is_reminder:
+            asks = np.array([query.asks for query in self._queries], dtype=bool).T
+            is_long = np.array([is_part.sum(axis=1) > 1 for is_part in self._are_parts]).T
+            stands_out |= self._has_content & asks & is_long & ~(stands_out & asks).any(axis=0)
+        counts: list[int] = stands_out.sum(axis=0).tolist()
+        if is_reminder and not any(counts) and not any(query.named for query in self._queries):
+            return None
+        chosen = np.argsort(~stands_out, axis=0, kind="stable")[: max(counts)]
+        every = np.arange(len(self._queries))
+        nats = [of_parts[own] for of_parts, own in zip(self._of_parts(self._nats), stands_out.T, strict=True)]
+        shares = self._shares(stands_out, prominences)[chosen, every]
+        rows = similarities
+        if is_reminder:
+            by_words, is_near = self._standing_out(None)[chosen, every], None
+            if prominences is not None:
+                is_near = self._chosen(prominences, chosen) >= self._weights.prominence
+            rows = None if rows is None else self._chosen(rows, chosen)
+            return _Sentences(nats, rows, shares, counts, is_near, by_words)
+        if rows is not None:
+            of_sentences = rows[1:] if len(rows) > 1 else np.full((parts, rows.shape[1]), np.nan)
+            rows = np.concatenate([rows[:1], self._chosen(of_sentences, chosen)])
+        shares = np.concatenate([one * _WHOLE, shares])
+        nats = [np.concatenate(both) for both in zip(whole, nats, strict=True)]
+        return _Sentences(nats, rows, shares, [1 + count for count in counts])
+
+    def _chosen(self, rows: Numbers, chosen: Places) -> Numbers:
+        """Return of each passage the chosen rows of its query, given the numbers of these rows of each query."""
+        import numpy as np
+
+        return rows[np.repeat(chosen, self._items.passage_counts, axis=1), np.arange(rows.shape[1])]
+
+    def _best(
+        self,
+        number: int,
+        limit: int,
+        scores: Numbers,
+        shares: Numbers,
+        *,
+        of_names: Numbers | None,
+        groups: NDArray[np.int8] | None,
+        by_words: NDArray[np.bool_] | None,
+    ) -> tuple[Places, Numbers]:
+        """Return the best items of a query, in order, and the score of each of all.
+
+        Args:
+            number: that of the query.
+            scores: of each sentence, a row, and each of its items; minus infinity for what is not relevant.
+            shares: see `_in_order`.
+            of_names: of each of its items, see `_of_names`.
+            groups: see `rank`.
+            by_words: see `_look_alikes`.
+        """
+        import numpy as np
+
+        is_named = None if of_names is None or not of_names.any() else of_names > 0
+        best: Numbers = scores[0] if len(scores) == 1 else np.maximum.reduce(scores, axis=0, initial=-np.inf)
         if of_names is not None and is_named is not None:
             best = np.maximum(best, np.where(is_named, of_names, -np.inf))
         in_order = self._in_order(scores, best, is_named, shares)
@@ -307,78 +469,28 @@ class Matched:
             order = in_order[:limit] if len(scores) == 1 else in_order
             order = order[best[order] > -np.inf][:limit]
         else:
-            members = self._members(best, groups)
+            passages, starts = self._passages[number], self._passages[number].by_item(self._weights).starts
+            members = self._members(best, None if groups is None else groups[starts])
             if by_words is not None:
-                members = [group & ~self._look_alikes(group, scores, by_words) for group in members]
+                is_fact = passages.is_fact[starts]
+                members = [group & ~self._look_alikes(group & is_fact, scores, by_words) for group in members]
             order = np.concatenate([in_order[group[in_order]][:limit] for group in members])
-        if len(scores) > 1 or self._query.named or groups is not None:
+        if len(scores) != 1 or is_named is not None or groups is not None:
             order = order[np.argsort(-best[order], kind="stable")]
-        nats_of_best = np.maximum(best[order], 0.0)
-        return Ranked(
-            places=self._items.starts[order],
-            counts=self._items.counts[order],
-            scores=nats_of_best / (nats_of_best + _HALF),
-            passage_scores=None
-            if self._items.has_one_passage_each
-            else words_of_passages.max(axis=0, initial=0.0) + _of_rows(rows),
-        )
+        return order, best
 
-    def _ranked_sentences(
-        self, similarities: Numbers | None, prominences: Numbers | None, *, is_reminder: bool
-    ) -> _Sentences | None:
-        """Return what is ranked by: the query as a whole, and its sentences that stand out; for a reminder only these.
-
-        None for a reminder for which none stands out.
-        """
-        import numpy as np
-
-        whole = self._present_nats[np.newaxis]
-        if not is_reminder and len(self._query.parts) <= 1:
-            return _Sentences(whole, similarities, np.ones(1))
-        stands_out, rows = self._standing_out(prominences), similarities
-        asks = np.array(self._query.asks, dtype=bool)
-        if not is_reminder and not (stands_out & asks).any():
-            stands_out |= self._has_content & asks & (self._is_part.sum(axis=1) > 1)
-        if is_reminder:
-            if not (stands_out.any() or self._query.named):
-                return None
-            return _Sentences(
-                self._nats_of_parts(stands_out),
-                None if rows is None else rows[stands_out],
-                self._shares(stands_out, prominences),
-                None if prominences is None else prominences[stands_out] >= self._weights.prominence,
-                self._standing_out(None)[stands_out],
-            )
-        if rows is not None:
-            of_sentences = rows[1:] if len(rows) > 1 else np.full((len(stands_out), rows.shape[1]), np.nan)
-            rows = np.concatenate([rows[:1], of_sentences[stands_out]])
-        nats = np.concatenate([whole, self._nats_of_parts(stands_out)])
-        return _Sentences(nats, rows, np.append(_WHOLE, self._shares(stands_out, prominences)))
-
-    def _members(self, best: Numbers, groups: NDArray[np.int8] | None) -> list[NDArray[np.bool_]]:
-        """Return which items each group has that have a score."""
+    @staticmethod
+    def _members(best: Numbers, groups: NDArray[np.int8] | None) -> list[NDArray[np.bool_]]:
+        """Return which items each group has that have a score, given the group of each item."""
         import numpy as np
 
         selected = np.isfinite(best)
         if groups is None:
             return [selected]
-        of_group = groups[self._items.starts]
-        return [selected & (of_group == group) for group in np.unique(of_group)]
+        return [selected & (groups == group) for group in np.unique(groups)]
 
-    def _nats_of_parts(self, which: NDArray[np.bool_]) -> Numbers:
-        """Return the nats of the terms in `present`, of these sentences."""
-        nats: Numbers = (self._is_part[which] * self._nats)[:, self.present]
-        return nats
-
-    def items_with_terms(self, places: Places) -> Numbers:
-        """Return of each of `present`, a row, and each of some items, 1 if the item has the term; else 0.
-
-        Args:
-            places: the first passage of each item.
-        """
-        return self._in_items[:, self._items.of_passages[places]]
-
-    def _in_order(self, scores: Numbers, best: Numbers, is_named: NDArray[np.bool_] | None, shares: Numbers) -> Places:
+    @staticmethod
+    def _in_order(scores: Numbers, best: Numbers, is_named: NDArray[np.bool_] | None, shares: Numbers) -> Places:
         """Return the places of all items: the best of each sentence in turn, and of these the best.
 
         So two questions in one prompt both have their answers.
@@ -388,7 +500,7 @@ class Matched:
         """
         import numpy as np
 
-        orders = np.argsort(-scores, axis=1, kind="stable")
+        orders = (-scores).argsort(axis=1, kind="stable")
         if len(orders) == 1 and is_named is None:
             in_order: Places = orders[0]
             return in_order
@@ -405,44 +517,46 @@ class Matched:
         """
         import numpy as np
 
-        evidence = np.maximum(self._shared[0] - math.log(len(self._passages.items)), 0.0)
+        evidence = np.maximum(self._shared[0] - np.log(self._items.passage_counts), 0.0)
         if prominences is not None:
-            evidence += prominences.max(axis=1, initial=0.0)
-        evidence = evidence[stands_out] + _SMALL
-        shares: Numbers = evidence / evidence.max(initial=_SMALL)
-        shares[np.array(self._query.asks, dtype=bool)[stands_out]] = 1.0
+            evidence += np.maximum(np.maximum.reduceat(prominences, self._items.first_passages, axis=1), 0.0)
+        evidence += _SMALL
+        shares: Numbers = evidence / np.where(stands_out, evidence, _SMALL).max(axis=0, initial=_SMALL)
+        shares[np.array([query.asks for query in self._queries], dtype=bool).T] = 1.0
         return shares
 
     def _standing_out(self, prominences: Numbers | None) -> NDArray[np.bool_]:
-        """Return which sentences stand out, by their words or by their vectors; see `Weights`."""
+        """Return which sentences of each query stand out, by their words or by their vectors; see `Weights`."""
         import numpy as np
 
         weights = self._weights
         shared, general, total = self._shared
         much = 1.0 if prominences is None else _CERTAIN
-        least = weights.margin + math.log(len(self._passages.items))
+        least = weights.margin + np.log(self._items.passage_counts)
         stands_out = (shared >= much * least) & (shared >= much * weights.part * total)
         if prominences is None:
             stands_out |= (shared >= weights.share * total) & (general >= weights.least)
         else:
-            above_chance = weights.prominence + _TRIES * math.log(max(int(self._has_content.sum()), 1))
-            stands_out |= prominences.max(axis=1, initial=-np.inf) >= above_chance
+            above_chance = weights.prominence + _TRIES * np.log(np.maximum(self._has_content.sum(axis=0), 1))
+            stands_out |= np.maximum.reduceat(prominences, self._items.first_passages, axis=1) >= above_chance
         result: NDArray[np.bool_] = self._has_content & stands_out
         return result
 
     @cached_property
     def _shared(self) -> tuple[Numbers, Numbers, Numbers]:
-        """Of each sentence, the nats that its best passage shares with it, those by general frequency, and its own."""
+        """Of each sentence and query: the nats that its best passage shares, those by general frequency, its own."""
         import numpy as np
 
         once = np.minimum(self._frequency, 1.0)
-        nats = self._is_part * self._nats
-        matched = nats[:, self.present] @ once
-        places = matched.argmax(axis=1)
-        shared = matched[np.arange(len(places)), places]
-        general_nats = (self._is_part * np.array(self._general))[:, self.present]
-        general = (general_nats * once[:, places].T).sum(axis=1)
-        return shared, general, nats.sum(axis=1)
+        matched = self._products(self._of_parts(self._nats), once)
+        shared, general, total = np.empty((3, len(matched), len(self._queries)))
+        tables = zip(self._table.split(once), self._of_parts(self._general), self._items.passage_columns, strict=True)
+        for number, (table, general_nats, columns) in enumerate(tables):
+            places = matched[:, columns].argmax(axis=1)
+            shared[:, number] = matched[np.arange(len(places)), places + columns.start]
+            general[:, number] = (general_nats * table[:, places].T).sum(axis=1)
+            total[:, number] = (self._are_parts[number] * self._nats[number]).sum(axis=1)
+        return shared, general, total
 
     def _with_vectors(self, words: Numbers, similarities: Numbers) -> Numbers:
         """Return the items' scores by words and vectors, of each part.
@@ -453,25 +567,27 @@ class Matched:
         """
         import numpy as np
 
-        apart, spread = _centred(self._items.nearest(similarities))
-        near = apart / np.maximum(spread, _SMALL)
-        near += self._items.around(near, _BESIDE)
-        _, deviation = _centred(words)
-        scores: Numbers = words + self._weights.vectors * np.maximum(deviation, 1.0) * near
-        return scores - self._items.remarks
+        items = self._items
+        apart, spread = _centred(items.nearest(similarities), items.first_items, items.item_counts)
+        near = apart / _of_each(np.maximum(spread, _SMALL), items.item_counts)
+        near += items.around(near, _BESIDE)
+        _, deviation = _centred(words, items.first_items, items.item_counts)
+        scores: Numbers = words + _of_each(self._weights.vectors * np.maximum(deviation, 1.0), items.item_counts) * near
+        return scores - items.remarks
 
     def _of_names(self) -> Numbers:
-        """Return what each item gains if the query has its name, in nats."""
+        """Return what each item gains if its query has its name, in nats; else 0."""
         import numpy as np
 
         gains = np.zeros(len(self._items))
-        for place, frequency in self._query.named:
-            item = int(self._items.of_passages[place])
-            gains[item] = max(gains[item], self._weights.name * _telling(frequency, self._weights))
+        for first, query in zip(self._items.first_passages.tolist(), self._queries, strict=True):
+            for place, frequency in query.named:
+                item = int(self._items.of_passages[first + place])
+                gains[item] = max(gains[item], self._weights.name * self._expected(frequency)[0])
         return gains
 
-    def _look_alikes(self, group: NDArray[np.bool_], scores: Numbers, by_words: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return which of these items are facts whose score for each sentence is far below that of its best fact.
+    def _look_alikes(self, facts: NDArray[np.bool_], scores: Numbers, by_words: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which of these facts have for each sentence a score far below that of its best fact.
 
         A sentence that does not stand out by its words has none: its answer may be any of the nearest facts.
 
@@ -480,28 +596,23 @@ class Matched:
         """
         import numpy as np
 
-        facts = group & self._passages.is_fact[self._items.starts]
         least = self._weights.tail * scores[:, facts].max(axis=1, keepdims=True, initial=0.0) * by_words[:, np.newaxis]
         is_answer = (scores > 0) & (scores >= least)
         look_alikes: NDArray[np.bool_] = facts & ~is_answer.any(axis=0) & np.isfinite(scores).any(axis=0)
         return look_alikes
 
-    def _nothing(self) -> Ranked:
-        import numpy as np
-
-        none = np.zeros(0, np.int64)
-        return Ranked(places=none, counts=none, scores=np.zeros(0), passage_scores=None)
-
 
 class _Sentences(NamedTuple):
     """What items are ranked by, a row for each: the query as a whole, or some of its sentences."""
 
-    nats: Numbers
-    """The nats of each term of `Matched.present`."""
+    nats: Sequence[Numbers]
+    """Of each query, a matrix: the nats of each of its terms in `Matched.present`."""
     similarities: Numbers | None
     """The similarities of each passage; None without vectors."""
     shares: Numbers
-    """See `Matched._in_order`."""
+    """Of each query, see `Matched._in_order`."""
+    counts: Sequence[int]
+    """How many of the rows are each query's own."""
     is_near: NDArray[np.bool_] | None = None
     """For a reminder with vectors: whether each passage is prominent."""
     by_words: NDArray[np.bool_] | None = None
@@ -509,7 +620,7 @@ class _Sentences(NamedTuple):
 
 
 class _Items:
-    """The items to which the passages belong."""
+    """The items to which the passages of a query belong."""
 
     def __init__(self, passages: Passages, weights: Weights) -> None:
         import numpy as np
@@ -531,16 +642,23 @@ class _Items:
         self.has_one_passage_each = len(self.starts) == count
         """Whether what holds for a passage holds for its item, and is computed once."""
         self._asks = passages.asks[self.starts]
-        self._asked = weights.asked
         self._alone = np.minimum(1.0, weights.short / np.maximum(passages.chars[self.starts], 1))
-        self._steps = []
-        sessions = passages.sessions[self.starts]
-        for step in range(1, min(weights.reach, len(sessions) - 1) + 1):
-            same = sessions[step:] == sessions[:-step]
-            if same.any():
-                self._steps.append((step, same * _FADE ** (step - 1)))
-        self._factors: dict[float, list[tuple[int, Numbers, Numbers]]] = {}
-        """What `around` multiplies with, by its weight."""
+        self._sessions = passages.sessions[self.starts]
+        self._place(weights, [count], [len(self.starts)])
+
+    def _place(self, weights: Weights, passage_counts: list[int], item_counts: list[int]) -> None:
+        import numpy as np
+
+        self._weights = weights
+        self.passage_counts, self.item_counts = np.array(passage_counts), np.array(item_counts)
+        """How many passages, and how many items, each query has."""
+        self.passage_columns, self.item_columns = _columns(passage_counts), _columns(item_counts)
+        """Where these are."""
+        self.first_passages = self.passage_counts.cumsum() - self.passage_counts
+        self.first_items = self.item_counts.cumsum() - self.item_counts
+        """The first of these."""
+        self._given_by_weight: dict[float, Numbers] = {}
+        """What `given` has returned."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -554,16 +672,15 @@ class _Items:
         best: Numbers = np.fmax.reduceat(values, self.starts, axis=-1)
         return best
 
-    def of_best(self, rows: Numbers, weights: Numbers) -> Numbers:
-        """Return the values of each item's best passage, the first of several: that of the greatest weighted sum."""
+    def are_best(self, values: Numbers) -> NDArray[np.bool_]:
+        """Return of each passage whether it is its item's best one, the first of several, given a value of each."""
         import numpy as np
 
-        if self.has_one_passage_each:
-            return rows
-        values = weights @ rows
         candidates = np.flatnonzero(values == np.repeat(self.best(values), self.counts))
         _, first = np.unique(self.of_passages[candidates], return_index=True)
-        return rows[:, candidates[first]]
+        are_best = np.zeros(len(values), dtype=bool)
+        are_best[candidates[first]] = True
+        return are_best
 
     def nearest(self, similarities: Numbers) -> Numbers:
         """Return how similar each item is: as its most similar passage, less what the best of several is by chance.
@@ -574,8 +691,8 @@ class _Items:
 
         if self.has_one_passage_each:
             return similarities
-        _, deviation = _centred(similarities)
-        chance = _ALIKE * deviation * np.sqrt(2 * self.chances)
+        _, deviation = _centred(similarities, self.first_passages, self.passage_counts)
+        chance = _ALIKE * _of_each(deviation, self.item_counts) * np.sqrt(2 * self.chances)
         mean = np.add.reduceat(similarities, self.starts, axis=-1) / self.counts
         nearest: Numbers = np.maximum(self.best(similarities) - chance, mean)
         return nearest
@@ -586,12 +703,6 @@ class _Items:
 
         return values if self.has_one_passage_each else np.maximum(values - self.chances, 0.0)
 
-    def of_each_passage(self, values: Numbers) -> Numbers:
-        """Return the value of each passage's item, of rows of items."""
-        import numpy as np
-
-        return values if self.has_one_passage_each else np.repeat(values, self.counts, axis=1)
-
     def around(self, values: Numbers, weight: float) -> Numbers:
         """Return what the items around each one have, of rows of items: less of further ones, and for a long item.
 
@@ -600,22 +711,99 @@ class _Items:
         """
         import numpy as np
 
-        total = np.zeros_like(values)
-        for step, of_before, of_after in self._factors.get(weight) or self._new_factors(weight):
-            total[..., step:] += of_before * values[..., :-step]
-            total[..., :-step] += of_after * values[..., step:]
+        total = np.zeros(values.shape)
+        for step, (to_after, to_before) in enumerate(self.given(weight)[:, :, np.newaxis] * values, 1):
+            total[:, step:] += to_after[:, :-step]
+            total[:, :-step] += to_before[:, step:]
         return total
 
-    def _new_factors(self, weight: float) -> list[tuple[int, Numbers, Numbers]]:
-        """Return how much each item has of the one so many steps before, and of the one after."""
+    def around_cells(self, cells: Places, items: Places, size: int) -> Numbers:
+        """Return what the items around each one have, in a table of terms and items; see `around`.
+
+        Args:
+            cells: where an item has a term, and items: the item.
+            size: the size of the table.
+        """
         import numpy as np
 
-        factors = []
-        for step, faded in self._steps:
-            before = np.where(self._asks, max(self._asked, weight), weight)[:-step] if step == 1 else weight
-            factors.append((step, before * faded * self._alone[step:], weight * faded * self._alone[:-step]))
-        self._factors[weight] = factors
-        return factors
+        given, reach = self.given(self._weights.around), self._weights.reach
+        # Before the first cell and after the last one is room for what would be there.
+        to = cells + _steps(reach)
+        around = np.bincount(to.ravel(), given[..., items].ravel(), size + 2 * reach)
+        return around[reach : reach + size].astype(np.float64, copy=False)
+
+    def given(self, weight: float) -> Numbers:
+        """Return for each number of steps, in two rows, how much each item gives to that after it, and before it."""
+        if (given := self._given_by_weight.get(weight)) is None:
+            given = self._given_by_weight[weight] = self._new_given(weight)
+        return given
+
+    def _new_given(self, weight: float) -> Numbers:
+        import numpy as np
+
+        weights, sessions = self._weights, self._sessions
+        given = np.zeros((weights.reach, 2, len(self)))
+        for step in range(1, weights.reach + 1):
+            faded = (sessions[step:] == sessions[:-step]) * _FADE ** (step - 1)
+            before = np.where(self._asks, max(weights.asked, weight), weight)[:-step] if step == 1 else weight
+            given[step - 1, 0, :-step] = before * faded * self._alone[step:]
+            given[step - 1, 1, step:] = weight * faded * self._alone[:-step]
+        return given
+
+
+class _ItemsOfSeveral(_Items):
+    """The items of several queries, those of each in turn."""
+
+    def __init__(self, several: Sequence[_Items], weights: Weights) -> None:
+        import numpy as np
+
+        self._several = several
+        self._place(weights, [len(items.of_passages) for items in several], [len(items) for items in several])
+        self.starts = _joined([items.starts for items in several], self.first_passages)
+        self.of_passages = _joined([items.of_passages for items in several], self.first_items)
+        self.counts, self.chances, self.remarks = (
+            np.concatenate([getattr(items, name) for items in several]) for name in ("counts", "chances", "remarks")
+        )
+        self.has_one_passage_each = all(items.has_one_passage_each for items in several)
+
+    def _new_given(self, weight: float) -> Numbers:
+        import numpy as np
+
+        return np.concatenate([items.given(weight) for items in self._several], axis=-1)
+
+
+class _Table:
+    """Where the values of each query are in one array: a table for each, with a row for each of its terms.
+
+    Args:
+        rows: how many terms each query has.
+        columns: the columns of each query in arrays of all.
+    """
+
+    def __init__(self, rows: Sequence[int], columns: Sequence[slice]) -> None:
+        self.size = 0
+        self.firsts: list[int] = []
+        """Where each row begins."""
+        self._before: list[int] = []
+        """Where each row would begin if it had the columns of all queries."""
+        self._parts: list[tuple[slice, tuple[int, int]]] = []
+        for count, own in zip(rows, columns, strict=True):
+            width = own.stop - own.start
+            start, self.size = self.size, self.size + count * width
+            self.firsts += range(start, self.size, width)
+            self._before += range(start - own.start, self.size - own.start, width)
+            self._parts.append((slice(start, self.size), (count, width)))
+
+    def cells(self, columns: Places, counts: Sequence[int]) -> Places:
+        """Return where the values of columns are: so many of each row in turn."""
+        import numpy as np
+
+        cells: Places = np.array(self._before, dtype=np.int64).repeat(counts) + columns
+        return cells
+
+    def split(self, values: Any) -> list[Any]:
+        """Return the table of each query."""
+        return [values[own].reshape(shape) for own, shape in self._parts]
 
 
 def _of_rows(similarities: Numbers | None) -> Numbers | float:
@@ -628,23 +816,61 @@ def _of_rows(similarities: Numbers | None) -> Numbers | float:
     return most * _HALF
 
 
-def _centred(values: Numbers) -> tuple[Numbers, Numbers]:
-    """Return values less the mean of their row, 0 for NaN, and the standard deviation of each row."""
+def _centred(values: Numbers, firsts: Places, counts: Places) -> tuple[Numbers, Numbers]:
+    """Return values less the mean of their query's in their row, 0 for NaN, and the standard deviation of these.
+
+    Args:
+        firsts: the first column of each query, and counts: how many it has.
+    """
     import numpy as np
 
-    sums = np.add.reduce(values, axis=1, keepdims=True)
-    counts = max(values.shape[1], 1)
-    if all(map(math.isfinite, sums[:, 0].tolist())):
-        apart = values - sums / counts
+    sums = np.add.reduceat(values, firsts, axis=1)
+    known = counts
+    if math.isfinite(np.add.reduce(sums, axis=None)):
+        apart = values - _of_each(sums / counts, counts)
     else:
         is_known = np.isfinite(values)
-        counts = np.maximum(is_known.sum(axis=1, keepdims=True), 1)
-        apart = np.where(is_known, values - np.where(is_known, values, 0.0).sum(axis=1, keepdims=True) / counts, 0.0)
-    return apart, np.sqrt(np.add.reduce(apart * apart, axis=1, keepdims=True) / counts)
+        known = np.maximum(np.add.reduceat(is_known.astype(float), firsts, axis=1), 1)
+        means = np.add.reduceat(np.where(is_known, values, 0.0), firsts, axis=1) / known
+        apart = np.where(is_known, values - _of_each(means, counts), 0.0)
+    return apart, np.sqrt(np.add.reduceat(apart * apart, firsts, axis=1) / known)
 
 
-def _telling(log_frequency: float, weights: Weights) -> float:
-    return min(max((-log_frequency - weights.common) / (weights.rare - weights.common), 0.0), 1.0)
+def _of_each(values: Numbers, counts: Places) -> Numbers:
+    """Return what each query has in its columns, of rows of queries; for a single query that is the same."""
+    return values if len(counts) == 1 else values.repeat(counts, axis=1)
+
+
+def _joined(places: Sequence[Places], firsts: Places) -> Places:
+    """Return the places of several queries, given the first place of each."""
+    import numpy as np
+
+    if len(places) == 1:
+        return places[0]
+    joined: Places = np.concatenate(places)
+    joined += np.repeat(firsts, [len(of_query) for of_query in places])
+    return joined
+
+
+def _columns(counts: Sequence[int]) -> list[slice]:
+    """Return the columns of each query, given how many it has."""
+    stops = list(accumulate(counts))
+    return [slice(stop - count, stop) for stop, count in zip(stops, counts, strict=True)]
+
+
+@lru_cache
+def _steps(reach: int) -> Places:
+    """Return how far the cell of the item after is, and of that before, for each number of steps; plus `reach`."""
+    import numpy as np
+
+    return np.array([[[reach + step], [reach - step]] for step in range(1, reach + 1)], np.int64).reshape(reach, 2, 1)
+
+
+@lru_cache(maxsize=100_000)
+def _expected(log: float, common: float, rare: float, background: int, text_words: int) -> tuple[float, float]:
+    """Return how much a word with this general frequency tells, and how many virtual texts have it; see `Weights`."""
+    telling = min(max((-log - common) / (rare - common), 0.0), 1.0)
+    return telling, background * min(1.0, text_words * math.exp(log))
 
 
 _HALF = 10.0

@@ -97,15 +97,29 @@ _ROOM = 64
 """The least number of vectors to reserve space for."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class Match:
-    """The matches of the items of an index with the words of a query; see `UserIndex.match`."""
+    """The matches of the items of an index with the words of a query, which `rank_all` ranks; see `UserIndex.match`."""
 
+    index: UserIndex
     query: Query
     visible: NDArray[np.bool_] | None
     """Of each passage, whether its item is requested; None if all are."""
-    matched: Matched
-    """The matches of the requested items."""
+    passages: Passages
+    """Those of requested items."""
+    terms: QueryTerms
+    """The query, matched against these."""
+    limit: int = 10
+    """The most items to return, or with `per_category` of each category."""
+    near: Similarities | None = None
+    """The similarities of all passages to the query's vectors, see `vector_texts`; None without vectors."""
+    per_category: bool = False
+    is_reminder: bool = False
+    """Whether only items are returned that stand out for a sentence: for most prompts none."""
+
+    def of_visible(self, rows: Any) -> Any:
+        """Return what rows have of the requested passages."""
+        return rows if self.visible is None or rows is None else rows[..., self.visible]
 
 
 class UserIndex:
@@ -135,7 +149,7 @@ class UserIndex:
         """Of each passage, the number of its row."""
         self._chars = _NO_POSITIONS
         """Of each passage, how many characters its item has."""
-        self._categories = np.zeros(0, dtype=np.int8)
+        self.categories = np.zeros(0, dtype=np.int8)
         """Of each passage, the number of its item's category."""
         self._codes: dict[str, int] = {}
         self._special = 0
@@ -180,7 +194,7 @@ class UserIndex:
         new._content = np.insert(self._content, positions, [contents[row.row] for row in rows])
         new._items = np.insert(self._items, positions, [row.row for row in rows])
         new._chars = np.insert(self._chars, positions, [len(row.item.text) for row in rows])
-        new._categories = np.insert(self._categories, positions, [_NUMBERS[row.item.type.category] for row in rows])
+        new.categories = np.insert(self.categories, positions, [_NUMBERS[row.item.type.category] for row in rows])
         passages = [arrivals[number].passage for number in order]
         new._passages = _merged(self._passages, passages, positions)
         # Where the old passages are now, and where the new ones are, in the order in which they came.
@@ -207,7 +221,7 @@ class UserIndex:
         new.revision, new._codes, new._latest_time = self.revision, self._codes, self._latest_time
         new.rows = list(compress(self.rows, stays))
         new._places, new._passages = list(compress(self._places, stays)), list(compress(self._passages, stays))
-        new._sessions, new._facts, new._categories = self._sessions[stays], self._facts[stays], self._categories[stays]
+        new._sessions, new._facts, new.categories = self._sessions[stays], self._facts[stays], self.categories[stays]
         new._items, new._chars, new._asks = self._items[stays], self._chars[stays], self._asks[stays]
         new._content = self._content[stays]
         new._positions = places[self._positions]
@@ -305,12 +319,13 @@ class UserIndex:
         )
 
     def match(
-        self, query: Query, scope: Scope, which: ItemFilter, *, weights: Weights, expired: Collection[int] = ()
+        self, query: Query, scope: Scope, which: ItemFilter, *, expired: Collection[int] = (), **options: Any
     ) -> Match:
         """Return the matches of the items that the scope sees with the words of a query.
 
         Args:
             expired: numbers of rows that are left out.
+            options: the other attributes of `Match`.
         """
         hits = self._words.find(query, len(self._positions))
         places, counts = self._positions[hits.serials], hits.counts
@@ -335,70 +350,29 @@ class UserIndex:
             speakers=speakers,
             named=named_places,
         )
-        return Match(query=query, visible=visible, matched=Matched(numbers, passages, weights))
+        return Match(index=self, query=query, visible=visible, passages=passages, terms=numbers, **options)
 
-    def rank(
-        self, match: Match, *, limit: int, near: Similarities | None = None, per_category: bool = False
-    ) -> list[MemoryItem]:
-        """Return the `limit` items that are the most relevant to a query, or with `per_category` of each category.
+    def shown(self, match: Match, ranked: Ranked, present: Sequence[int]) -> list[MemoryItem]:
+        """Return the ranked items with their scores, their relevant passages, and the words of the query they have.
 
         Args:
             match: what this index returned.
-            near: the passages' similarities to the query's vectors, see `vector_texts`; None without vectors.
+            present: the terms of the query of which the ranked ones say whether they have them.
         """
-        return self._ranked(match, limit, near, per_category=per_category, is_reminder=False)
-
-    def remind(
-        self, match: Match, *, limit: int, near: Similarities | None = None, per_category: bool = False
-    ) -> list[MemoryItem]:
-        """Return up to `limit` items that stand out for a sentence of a prompt: for most prompts none.
-
-        Args:
-            match: what this index returned for the prompt.
-            near: the passages' similarities to the vector of each sentence; None without vectors.
-        """
-        return self._ranked(match, limit, near, per_category=per_category, is_reminder=True)
-
-    def _ranked(
-        self, match: Match, limit: int, near: Similarities | None, *, per_category: bool, is_reminder: bool
-    ) -> list[MemoryItem]:
-        visible, groups = match.visible, self._categories if per_category else None
-        similarities, prominences = (None, None) if near is None else (near.similarities, near.prominences)
-        common = None if near is None else near.common
-        if visible is not None:
-            common = None if common is None else common[visible]
-            groups = None if groups is None else groups[visible]
-            similarities = None if similarities is None else similarities[:, visible]
-            prominences = None if prominences is None else prominences[:, visible]
-        ranked = match.matched.rank(
-            limit=limit,
-            similarities=similarities,
-            prominences=prominences,
-            common=common,
-            groups=groups,
-            is_reminder=is_reminder,
-        )
-        items = self._shown(match, ranked)
-        return first_of_each(items, limit) if per_category else items
-
-    def _shown(self, match: Match, ranked: Ranked) -> list[MemoryItem]:
-        """Return the ranked items with their scores, their relevant passages, and the words of the query they have."""
-        words = [match.query.terms[term].word for term in match.matched.present]
+        words = [match.query.terms[term].word for term in present]
         in_index = None if match.visible is None else np.flatnonzero(match.visible)
-        has_words = match.matched.items_with_terms(ranked.places).T.tolist()
-        items: list[MemoryItem] = []
-        for first, count, score, item_has in zip(
-            ranked.places.tolist(), ranked.counts.tolist(), ranked.scores.tolist(), has_words, strict=True
-        ):
+        passage_scores, items = ranked.passage_scores, []
+        for first, count, score, item_has in zip(*ranked[:4], strict=True):
             best = [first]
-            if count > 1 and ranked.passage_scores is not None:
-                passage_scores = ranked.passage_scores[first : first + count]
-                order = np.argsort(-passage_scores, kind="stable")[:MOST_PASSAGES]
-                best = (first + order[passage_scores[order] >= AS_GOOD * passage_scores.max()]).tolist()
-            best = best if in_index is None else in_index[best].tolist()
-            item, passages = self.rows[best[0]].item, [self._passages[place] for place in best]
-            is_whole = passages[0].stop - passages[0].start == len(item.text)
-            passage = None if is_whole else shown(item.text, passages)
+            if count > 1 and passage_scores is not None:
+                of_item = passage_scores[first : first + count]
+                order = np.argsort(-of_item, kind="stable")[:MOST_PASSAGES]
+                best = (first + order[of_item[order] >= AS_GOOD * of_item.max()]).tolist()
+            if in_index is not None:
+                best = in_index[best].tolist()
+            item, (start, stop, _), passage = self.rows[best[0]].item, self._passages[best[0]], None
+            if stop - start != len(item.text):
+                passage = shown(item.text, [self._passages[place] for place in best])
             items.append(replace(item, score=score, words=tuple(compress(words, item_has)), passage=passage))
         return items
 
@@ -414,6 +388,50 @@ class UserIndex:
             return None
         expired_rows = set(expired)
         return np.array([_is_visible(row, scope, which, expired_rows) for row in self.rows], dtype=bool)
+
+
+def rank_all(matches: Sequence[Match], weights: Weights) -> list[list[MemoryItem]]:
+    """Return for each match the items that are the most relevant to its query, at most `limit`.
+
+    Those with equally many sentences are ranked together. A match has the same items alone.
+    """
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for number, match in enumerate(matches):
+        if match.limit > 0 and len(match.passages.items) and match.query.terms:
+            kind = match.is_reminder, len(match.query.parts), match.near is None
+            alike.setdefault(kind, []).append(number)
+    items: list[list[MemoryItem]] = [[] for _ in matches]
+    for numbers in alike.values():
+        of_kind = [matches[number] for number in numbers]
+        for number, of_match in zip(numbers, _ranked_alike(of_kind, weights), strict=True):
+            items[number] = of_match
+    return items
+
+
+def _ranked_alike(matches: Sequence[Match], weights: Weights) -> list[list[MemoryItem]]:
+    """Return what `rank_all` does, for matches of one kind."""
+    matched = Matched([match.terms for match in matches], [match.passages for match in matches], weights)
+    ranked = matched.rank(
+        limits=[match.limit for match in matches],
+        similarities=_beside(matches, "similarities"),
+        prominences=_beside(matches, "prominences"),
+        common=_beside(matches, "common"),
+        groups=[match.of_visible(match.index.categories) if match.per_category else None for match in matches],
+        is_reminder=matches[0].is_reminder,
+    )
+    of_each = []
+    for number, (match, of_match) in enumerate(zip(matches, ranked, strict=True)):
+        items = match.index.shown(match, of_match, matched.present[number]) if len(of_match.places) else []
+        of_each.append(first_of_each(items, match.limit) if match.per_category else items)
+    return of_each
+
+
+def _beside(matches: Sequence[Match], name: str) -> Numbers | None:
+    """Return what the similarities of all matches have, of the requested passages of each in turn; None if nothing."""
+    rows = [match.of_visible(getattr(match.near, name, None)) for match in matches]
+    if rows[0] is None:
+        return None
+    return rows[0] if len(rows) == 1 else np.concatenate(rows, axis=-1)
 
 
 def index_of(items: Sequence[MemoryItem]) -> UserIndex:
@@ -437,9 +455,8 @@ def find(
     Args:
         is_reminder: whether the query is a prompt.
     """
-    match = user_index.match(parse(query), Scope(user_id=""), _EVER, weights=weights)
-    rank = user_index.remind if is_reminder else user_index.rank
-    return rank(match, limit=limit, near=near, per_category=per_category)
+    options: dict[str, Any] = {"limit": limit, "near": near, "per_category": per_category, "is_reminder": is_reminder}
+    return rank_all([user_index.match(parse(query), Scope(user_id=""), _EVER, **options)], weights)[0]
 
 
 def find_near(
@@ -469,13 +486,13 @@ _EVER = ItemFilter(superseded=True)
 class _Hits:
     """The matches of a query in some items."""
 
-    def __init__(self) -> None:
+    def __init__(self, query: Query) -> None:
         self.serials = _NO_POSITIONS
-        """The passages that have a term: those of the first one, then those of the next; some twice."""
+        """The passages that have a term: those of the first one, then those of the next."""
         self.counts: list[int] = []
         """For each term, how many of `serials` are its own."""
-        self.log_frequencies: list[float] = []
-        self.is_corrected: list[bool] = []
+        self.log_frequencies = [term.log_frequency for term in query.terms]
+        self.is_corrected = [False] * len(query.terms)
         self.speakers = _NO_POSITIONS
         self.named: list[tuple[int, float]] = []
 
@@ -506,7 +523,7 @@ class _Words:
         """The keys in `_without_vector` of items of several passages, by the key of the item."""
         self._serials_by_stem: dict[str, array[int]] = {}
         """Passages by the stems of their words, in ascending order."""
-        self._speakers: dict[str, list[int]] = {}
+        self._speakers: dict[str, array[int]] = {}
         """By the stems of the name that their item begins with."""
         self._names: dict[str, list[tuple[tuple[str, ...], float, int]]] = {}
         """Names by their first stem: all of their stems, the frequency of the rarest word, the passage."""
@@ -673,32 +690,34 @@ class _Words:
 
     def find(self, query: Query, count: int) -> _Hits:
         """Return the matches of the first `count` passages with a query."""
-        hits = _Hits()
-        speakers: set[int] = set()
+        hits = _Hits(query)
         corrections: dict[str, str] = {}
         compared = 0
         # Copies, as nothing can be added to an array while numpy looks at it.
-        serials = array("q")
-        for term in query.terms:
-            meant_stems, log, right, before = term.stems, term.log_frequency, None, len(serials)
+        serials, speakers = array("q"), array("q")
+        speakers_by_stem = self._speakers
+        for number, term in enumerate(query.terms):
+            meant_stems, before = term.stems, len(serials)
             if not self._add_serials(serials, meant_stems, count) and compared < COMPARED:
                 alike = self._similar_words(term)
                 compared += len(alike)
-                if right := self._corrected(term, alike):
+                if alike and (right := self._corrected(term, alike)):
                     corrections[term.word] = right
-                    meant_stems, log = stems([right])[0], log_frequency(right, term.language)
+                    meant_stems = stems([right])[0]
+                    hits.log_frequencies[number] = log_frequency(right, term.language)
+                    hits.is_corrected[number] = True
+                    del serials[before:]
                     self._add_serials(serials, meant_stems, count)
             hits.counts.append(len(serials) - before)
-            hits.log_frequencies.append(log)
-            hits.is_corrected.append(right is not None)
             for meant_stem in meant_stems:
-                if speaking := self._speakers.get(meant_stem):
-                    speakers.update(speaking[:])
+                if speaking := speakers_by_stem.get(meant_stem):
+                    speakers += speaking
         hits.serials = np.frombuffer(serials, dtype=np.int64)
         if not (is_there := hits.serials < count).all():
             hits.serials, hits.counts = hits.serials[is_there], _counts_of(hits.counts, is_there)
         if speakers:
-            hits.speakers = np.array(sorted(serial for serial in speakers if serial < count), dtype=np.int64)
+            hits.speakers = np.frombuffer(speakers, dtype=np.int64)
+            hits.speakers = hits.speakers[hits.speakers < count]
         if self._names:
             hits.named = self._named([stem(corrections.get(word, word)) for word in query.words], count)
         return hits
@@ -719,14 +738,14 @@ class _Words:
                     named[passage] = min(log, named.get(passage, log))
         return sorted(named.items(), reverse=True)
 
-    def _add_serials(self, serials: array[int], stems: Iterable[str], count: int) -> bool:
-        """Add the passages that have one of these stems; return whether one is of the first `count`."""
-        is_found = False
-        for key in stems:
-            if serials_of_stem := self._serials_by_stem.get(key, _NONE)[:]:
-                serials += serials_of_stem
-                is_found |= serials_of_stem[0] < count
-        return is_found
+    def _add_serials(self, serials: array[int], stems: Sequence[str], count: int) -> bool:
+        """Add the passages that have one of these stems, each once; return whether one is of the first `count`."""
+        before = len(serials)
+        if len(stems) == 1:
+            serials.extend(self._serials_by_stem.get(stems[0], ()))
+        else:
+            serials.extend(sorted({serial for key in stems for serial in self._serials_by_stem.get(key, ())[:]}))
+        return len(serials) > before and serials[before] < count
 
     def _similar_words(self, term: Term) -> list[str]:
         """Return the user's words that a misspelt word may stand for."""
@@ -773,7 +792,7 @@ class _Words:
                 self._word_counts[word] = self._word_counts.get(word, 0) + 1
         item_words = arrival.item_words or ItemWords(arrival.row.item)
         for stemmed in item_words.speakers:
-            self._speakers.setdefault(stemmed, []).append(serial)
+            self._speakers.setdefault(stemmed, array("q")).append(serial)
         for phrase, rarest in item_words.names:
             self._names.setdefault(phrase[0], []).append((phrase, rarest, serial))
 
@@ -819,9 +838,6 @@ def _drop(serials: dict[str, Any], key: str, serial: int) -> None:
 def _edits(word: str) -> int:
     """Return the most edits by which a word is corrected."""
     return 1 if len(word) < TWO_EDITS else 2
-
-
-_NONE = array("q")
 
 
 def _is_visible(row: Row, scope: Scope, which: ItemFilter, expired: Collection[int]) -> bool:

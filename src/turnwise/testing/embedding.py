@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -110,9 +111,11 @@ class HashEmbedding:
         for word, count in word_counts.items():
             word_positions, word_weights = _features(word, self._dimensions)
             positions.append(word_positions)
-            weights.append(word_weights * (1 + np.log(count)) if count > 1 else word_weights)
-        vector = np.bincount(np.concatenate(positions), np.concatenate(weights), self._dimensions)
-        length = np.sqrt(vector @ vector)
+            weights.append(word_weights if count == 1 else _times(word_weights, 1 + np.log(count)))
+        # Bytes are joined in a third of the time that arrays take.
+        places, values = np.frombuffer(b"".join(positions), np.uint16), np.frombuffer(b"".join(weights))
+        vector = np.bincount(places, values, self._dimensions)
+        length = math.sqrt(vector @ vector)
         if length < 1e-9:  # noqa: PLR2004 - all features cancel each other out
             vector[0] = length = 1.0
         return np.asarray(vector / length, dtype=np.float32)
@@ -127,8 +130,8 @@ def register() -> None:
 
 
 @lru_cache(maxsize=20_000)
-def _features(word: str, dimensions: int) -> tuple[NDArray[np.uint16], NDArray[np.float64]]:
-    """Return the positions in a vector, and the signed weights, of a word's features."""
+def _features(word: str, dimensions: int) -> tuple[bytes, bytes]:
+    """Return the positions in a vector, and the signed weights, of a word's features, as bytes of arrays."""
     import numpy as np
 
     framed = f"<{word}>"
@@ -140,4 +143,11 @@ def _features(word: str, dimensions: int) -> tuple[NDArray[np.uint16], NDArray[n
     numbers = np.frombuffer(digests, dtype="<u4")
     signs = np.where(numbers >> 31, 1.0, -1.0)
     weights = np.repeat(np.array([weight for _, weight in named_weights]), SLOTS)
-    return ((numbers & 0x7FFFFFFF) % dimensions).astype(np.uint16), signs * weights * scale
+    positions = ((numbers & 0x7FFFFFFF) % dimensions).astype(np.uint16)
+    return positions.tobytes(), (signs * weights * scale).tobytes()
+
+
+def _times(weights: bytes, factor: float) -> bytes:
+    import numpy as np
+
+    return (np.frombuffer(weights) * factor).tobytes()

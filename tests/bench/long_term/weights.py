@@ -25,7 +25,7 @@ from turnwise.memory.longterm.recall.passages import vectors_of
 from turnwise.memory.longterm.recall.prominence import UNRELATED, Similarities, spread_out
 from turnwise.memory.longterm.recall.query import Query, parse, vector_texts
 from turnwise.memory.longterm.recall.ranking import Weights
-from turnwise.memory.longterm.recall.user_index import UserIndex, index_of
+from turnwise.memory.longterm.recall.user_index import UserIndex, index_of, rank_all
 
 ABLATIONS: Mapping[str, Weights] = {
     "all of it": Weights(),
@@ -60,15 +60,21 @@ class Trial:
 
     def values(self, user_index: UserIndex, weights: Weights) -> dict[str, float]:
         """Return what ranking with these weights is worth for it."""
-        match = user_index.match(self.query, Scope(user_id=""), ItemFilter(superseded=True), weights=weights)
-        reminded_ids = {item.id for item in user_index.remind(match, limit=LIMIT, near=self.near_parts)}
+        reminded_ids = self._ids(user_index, weights, near=self.near_parts, is_reminder=True)
         if not self.evidence:
             return {"nothing": float(not reminded_ids)}
-        recalled_ids = {item.id for item in user_index.rank(match, limit=LIMIT, near=self.near)}
+        recalled_ids = self._ids(user_index, weights, near=self.near, is_reminder=False)
         return {
             "asked": len(self.evidence & recalled_ids) / len(self.evidence),
             "reminded": len(self.evidence & reminded_ids) / len(self.evidence),
         }
+
+    def _ids(
+        self, user_index: UserIndex, weights: Weights, *, near: Similarities | None, is_reminder: bool
+    ) -> set[str]:
+        which = ItemFilter(superseded=True)
+        match = user_index.match(self.query, Scope(user_id=""), which, limit=LIMIT, near=near, is_reminder=is_reminder)
+        return {item.id for item in rank_all([match], weights)[0]}
 
 
 def print_weights(data_sets: Mapping[str, Sequence[Conversation]], minilm: EmbeddingFunction | None) -> None:

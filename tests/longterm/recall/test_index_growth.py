@@ -32,7 +32,7 @@ from turnwise.memory.longterm.recall.item_indexes import numbers_between
 from turnwise.memory.longterm.recall.query import MAX_TERMS, parse
 from turnwise.memory.longterm.recall.ranking import FACTS, Weights
 from turnwise.memory.longterm.recall.similarity import BATCH, Similarity
-from turnwise.memory.longterm.recall.user_index import UserIndex, arrivals_of, find, index_of
+from turnwise.memory.longterm.recall.user_index import UserIndex, arrivals_of, find, index_of, rank_all
 from turnwise.memory.longterm.vector import VectorMemory
 
 ANN, BOB = Scope(user_id="ann"), Scope(user_id="bob")
@@ -155,7 +155,7 @@ def test_a_changed_index_equals_one_made_at_once(data: st.DataObject) -> None:
 
 
 def ranked(index: UserIndex, query: str, which: ItemFilter, weights: Weights) -> list[MemoryItem]:
-    return index.rank(index.match(parse(query), ANN, which, weights=weights), limit=9)
+    return rank_all([index.match(parse(query), ANN, which, limit=9)], weights)[0]
 
 
 @given(

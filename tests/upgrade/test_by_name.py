@@ -42,7 +42,7 @@ STAY = {
     "memory.longterm.recall.prominence": ["Level"],
     "memory.longterm.recall.prompt_sections": ["_Candidate"],
     "memory.longterm.recall.query": ["VectorTexts"],
-    "memory.longterm.recall.ranking": ["_Sentences"],
+    "memory.longterm.recall.ranking": ["Ranked", "_Sentences"],
     "memory.longterm.recall.user_index": ["Arrival"],
     "memory.longterm.retention.retention": ["Expiry", "Use", "_Noted"],
     "memory.providers.validation": ["_PlacedBlock"],

@@ -31,8 +31,8 @@ def assistant_reply(messages: Sequence[Message]) -> str:
     and rules from the section for everyone. It knows nothing that is not in the messages.
 
     It extracts sentences that begin with "I" and a verb, or with "My ... is", "are", "begins" or "ends", and confirms
-    a fact that is its quotation. A later fact replaces an earlier one about the same: "I live in Rome." the one about
-    Oslo, but "I like tea." not "I like coffee.".
+    a fact that is its quotation. A later fact replaces an earlier one of the same "My ...", and of "I live", "I work"
+    and "I prefer"; other verbs are true of several things.
 
     It answers a question by what shares a word with it that is not a common one. To all else it answers "Thank you, I
     have noted that.", or "I do not know that.".
@@ -87,19 +87,20 @@ def nearest(question: str, memories: Collection[Memory]) -> list[Memory]:
 def facts_in(request: str) -> Iterator[dict[str, str | list[str]]]:
     """Yield facts about the users, in the format of `ExtractiveMemory`.
 
-    A statement that begins with "I" or "My" is a fact. The words before its verb, or the verb, are its topic. A known
-    fact with the same topic is replaced, unless its verb is one of `_OF_SEVERAL`.
+    A statement that begins with "I" or "My" is a fact. What is "my", or the verb, is its topic. A known fact with the
+    same topic is replaced: for "I", if the verb is one of `_OF_ONE`.
     """
     rows = rows_of(request)
     known = [row for row in rows if row.get("topic")]
-    rows_by_topic = {row["topic"]: row for row in known if row["topic"] not in _OF_SEVERAL}
+    rows_by_topic = {row["topic"]: row for row in known}
     rows_by_text = {row["text"]: row for row in known}
     for row in rows:
         for line in sentences(row.get("user", "")):
             if statement := _TOLD.match(line):
                 topic = (statement["mine"] or statement["verb"]).lower()
                 same = rows_by_text.get(line)
-                old = same or rows_by_topic.get(topic)
+                is_of_one = statement["mine"] or topic in _OF_ONE
+                old = same or (rows_by_topic.get(topic) if is_of_one else None)
                 action = "ignore" if same else "supersede" if old else "add"
                 kind = "preferences" if statement["verb"] == "prefer" else "facts"
                 fact = {"text": line, "type": kind, "topic": topic, "evidence": line}
@@ -127,8 +128,8 @@ _LINE = re.compile(r'^- \[([^]]+)] \(\w+(?:, ("(?:[^"\\]|\\.)*"))?\) (".*")$', r
 
 _TOLD = re.compile(r"(?:My (?P<mine>[\w ]+?) (?:is|are|begins|ends)|I (?P<verb>\w+))\b[^?]*$")
 
-_OF_SEVERAL = frozenset({"like", "love", "enjoy", "dislike", "hate", "have", "own"})
-"""Verbs that are true of several things at once."""
+_OF_ONE = frozenset({"live", "work", "prefer"})
+"""Verbs that are true of one thing at a time."""
 
 _OF_THE_USER = re.compile(r"\b(I|my|me)\b")
 

@@ -175,6 +175,22 @@ def test_commits_are_on_disk_before_they_return(url: str) -> None:
     assert ["wal", 2, 30_000] in settings and all(setting[:2] == ["wal", 2] for setting in settings)
 
 
+def test_the_log_of_a_busy_file_begins_anew_again_and_again(url: str, tmp_path: Path) -> None:
+    """SQLite begins it anew only when all of it is in the file, which commits by the event loop must not prevent."""
+
+    async def commit_on_and_on(store: SQLStore) -> int:
+        session = await own(store)
+        sizes = []
+        for index in range(1500):
+            commit = whole_turn(session, index)
+            await store.commit(session.key, session.epoch, commit)
+            session = commit.session
+            sizes.append((tmp_path / "store.db-wal").stat().st_size)
+        return max(sizes)
+
+    assert using(url, commit_on_and_on) < 12_000_000
+
+
 def test_all_that_open_a_new_file_at_once_get_it(tmp_path: Path) -> None:
     """Case 45: SQLite lets one of them switch the file to WAL and refuses the others without waiting."""
 

@@ -476,10 +476,20 @@ class SQLDatabase(Shared):
                 writer.close()
 
     def _checkpoint(self) -> None:
-        """Move SQLite's log into its file between commits, so that no commit has to wait for it."""
+        """Move SQLite's log into its file: most of it beside commits, and what these have added while none is made.
+
+        SQLite begins its log anew only where all of it has been moved, so beside commits alone it would grow.
+        """
         # A part of the log that cannot be moved now is moved later, at the latest by a commit that finds it too long.
+        move = "PRAGMA wal_checkpoint(PASSIVE)"
         with suppress(self._driver.Error, exc.SQLAlchemyError), self._engine.connect() as connection:
-            connection.connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)")
+            cursor = connection.connection.cursor()
+            cursor.execute(move).fetchall()
+            if self._room.take(self._lock_timeout_s):
+                try:
+                    cursor.execute(move).fetchall()
+                finally:
+                    self._room.leave()
 
     def _was_recreated(self, error: BaseException) -> bool:
         """Return whether tables that existed are missing. They are created, or checked again, at the next use."""

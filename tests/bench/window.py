@@ -280,9 +280,7 @@ def beside_compactions(
         converse(samples)
         ray.get(actor.rest.remote())
 
-    session = manager.open()
     pid = ray.get(actor.pid.remote())
-    converse(Samples())
     windows: list[Callable[[], None]] = [
         lambda: converse(idle[0]),
         lambda: converse_beside("compact", busy),
@@ -290,10 +288,12 @@ def beside_compactions(
         lambda: converse_beside("compute", computing),
     ]
     for _ in range(rounds):
+        session = manager.open()  # one for all rounds would have more turns than a window takes
+        converse(Samples())
         for window in windows:
             window()
         windows = [*windows[1:], windows[0]]
-    retire(session)
+        retire(session)
     count, rate, share = ray.get(actor.outcome.remote())
     ray.get(actor.close.remote())
     end_process(actor, pid)

@@ -18,7 +18,7 @@ class Dedicated:
     """One actor, so one process, for each session. The process ends when it is idle, and starts at the next call.
 
     The strongest isolation: an engine that uses much CPU or crashes affects no other session. Costs a process of some
-    70 MB for each session that is not idle. On a cluster, the actors are spread over the nodes.
+    90 MB for each session that is not idle. On a cluster, the actors are spread over the nodes.
     """
 
     max_live: PositiveCount | None = None
@@ -31,7 +31,7 @@ class Dedicated:
     answered. A live process keeps the limit that it was created with."""
 
     spare_processes: Count = 1
-    """How many processes without a session a manager has Ray keep ready on its node, some 70 MB each: a session that
+    """How many processes without a session a manager has Ray keep ready on its node, some 90 MB each: a session that
     gets one answers half a second earlier. Ray itself prepares one for each CPU when it starts, and replaces none. With
     a `runtime_env` of your own, Ray uses none of them."""
 

@@ -108,15 +108,15 @@ def _user_messages(blocks: Sequence[Block], profile: Profile) -> list[dict[str, 
     results = [block for block in blocks if isinstance(block, ToolResult)]
     messages = [_tool_message(block, profile) for block in results]
     prompts = prompts_apart(blocks[len(results) :])
-    said = [(list(map(_part, prompt)), _author_of(prompt)) for prompt in prompts]
+    contents = [(list(map(_part, prompt)), _author_of(prompt)) for prompt in prompts]
     if media := [part for result in results for part in _media_parts(result, profile)]:
-        said.insert(0, (media, None))
-    if said and results and profile.answers_results:
+        contents.insert(0, (media, None))
+    if contents and results and profile.answers_results:
         # If a prompt follows the results, the answer to them never came.
         messages.append({"role": "assistant", "content": INTERRUPTED.strip() if prompts else CONTINUED})
-    if said and profile.alternates:
-        said = [(list(chain.from_iterable(parts for parts, _ in said)), None)]
-    messages += [_user_message(parts, author) for parts, author in said]
+    if contents and profile.alternates:
+        contents = [(list(chain.from_iterable(parts for parts, _ in contents)), None)]
+    messages += [_user_message(parts, author) for parts, author in contents]
     return messages
 
 

@@ -274,8 +274,8 @@ def test_a_memory_that_has_failed_keeps_no_manager_open_and_gets_its_turns_from_
     assert "a memory lacks turns (1)" in caplog.text
     IS_AWAY.off()
     with SessionManager(f"sqlite:///{tmp_path}/a.db", **settings) as manager:
-        found = manager.memory(user_id="ada").recall
-        until(lambda: [item.text for item in found("heron")])
+        memory_of_ada = manager.memory(user_id="ada")
+        until(lambda: memory_of_ada.recall("heron"))
 
 
 async def test_a_note_is_read_by_the_manager_and_its_sessions(tmp_path: Path) -> None:

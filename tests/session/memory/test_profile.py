@@ -19,8 +19,8 @@ from turnwise.actors.memory.session_memory_access import SessionMemoryAccess
 from turnwise.actors.session.core import SessionCore
 from turnwise.errors import ConfigError, NoMemoryError, ReadOnlyMemoryError
 from turnwise.memory.conversation.blocks import Block, Image, Recalled
-from turnwise.memory.conversation.events import MemoryRecalled
-from turnwise.memory.longterm.base import MemoryItem, Reminder, Scope, Source
+from turnwise.memory.conversation.events import MemoryDegraded, MemoryRecalled
+from turnwise.memory.longterm.base import MemoryItem, Reminder, Scope, Source, recalled
 from turnwise.memory.longterm.extraction.memory import ExtractiveMemory
 from turnwise.memory.longterm.items.base import ItemStore
 from turnwise.memory.longterm.items.changes import supersede
@@ -215,6 +215,23 @@ async def test_what_a_hidden_version_says_of_the_user_is_in_no_request_until_it_
     assert "crime" not in section(await request(core, "hey"))
     await core.versions.choose(0, "shown again")
     assert "crime" in section(await request(core, "hey"))
+
+
+class WordsOnly(LexicalMemory):
+    """Says at each recall that it has no vectors."""
+
+    async def remind(self, *request: Any, **options: Any) -> Reminder:
+        return Reminder(profile=[], items=recalled([MemoryItem(id="1", text="Ada sails.")], "no vectors"))
+
+
+async def test_a_memory_in_trouble_is_told_of_also_where_a_turn_has_versions() -> None:
+    core = await chat(WordsOnly(InMemoryItems()))
+    await request(core, "one")
+    started = await core.admission.rerun(["two"], 0, run_id="edit")
+    await core.reads.wait(started.run_id)
+    assert core.state.journal.session.branches
+    events, _, _ = await core.reads.events(limit=1000)
+    assert [event.run_id for event in events if isinstance(event, MemoryDegraded)][-1] == "edit"
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])

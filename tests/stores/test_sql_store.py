@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import create_engine
 
@@ -33,10 +34,12 @@ from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.conversation.usage import Usage
 from turnwise.memory.stores.base import Commit
 from turnwise.memory.stores.in_memory import InMemoryStore
+from turnwise.memory.stores.search.query import parse_query
+from turnwise.memory.stores.search.records import MessageText, TextFilter
 from turnwise.memory.stores.sql.schema import SCHEMA
 from turnwise.memory.stores.sql.statements import Statements, statements_of
 from turnwise.memory.stores.sql.store import SQLStore
-from turnwise.memory.stores.sql.texts import BATCH
+from turnwise.memory.stores.sql.texts import BATCH, PostgresTexts
 from turnwise.memory.stores.urls import open_store, resolve_url
 from turnwise.memory.values.frozen_json import freeze
 
@@ -369,6 +372,57 @@ def plans_of(file: Path, selects: Sequence[str]) -> list[str]:
     plans = [connection.execute(f"EXPLAIN QUERY PLAN {sql}").fetchall() for sql in selects]
     connection.close()
     return ["; ".join(row[-1] for row in plan) for plan in plans]
+
+
+class PlanningCursor:
+    """Has PostgreSQL plan the statements that it gets, and finds nothing."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self.connection = connection
+        self.plans: list[str] = []
+
+    def execute(self, statement: str, values: Sequence[object]) -> None:
+        rows = self.connection.execute(f"EXPLAIN {statement}".encode(), values).fetchall()
+        self.plans.append("\n".join(row[0] for row in rows))
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        return []
+
+    def fetchone(self) -> tuple[int]:
+        return (0,)
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+def test_postgresql_reads_what_matches_by_the_index_of_words(database: str, *, analyzed: bool) -> None:
+    """And not all users' texts, the newest first, though it may expect to find a page of hits soon."""
+
+    async def fill(store: SQLStore) -> None:
+        for number in range(100):
+            await store.create(SessionRecord(session_id=f"s{number}", user_id="user"))
+
+    run_with(SQLStore(database), fill)
+    texts = PostgresTexts()
+    text = MessageText(turn_index=0, number=0, role="user", at=0.0, spans=(), text="a phrase, two words")
+    words = texts.row_of(1, "user", text).words
+    with psycopg.connect(database) as connection:
+        connection.execute(
+            "INSERT INTO turnwise_texts (session, idx, number, role, spans, words) "
+            "SELECT 1 + n / 100, n, 0, 'u', '', array_to_tsvector(ARRAY("
+            "SELECT 'word' || n * k FROM generate_series(1, 30) k)) || "
+            "CAST(CASE WHEN n %% 20 = 0 THEN %s ELSE '' END AS tsvector) FROM generate_series(1, 9000) n",
+            (words,),
+        )
+        connection.execute("SELECT gin_clean_pending_list('turnwise_texts_words')")
+        if analyzed:
+            connection.execute("ANALYZE")
+        cursor = PlanningCursor(connection)
+        for query in ("word", "two words", '"a phrase"', "word "):
+            filtered = TextFilter(query=parse_query(query), user_id="user")
+            texts.search(cursor, filtered, 2**62, 21)
+            texts.count(cursor, filtered, 100)
+    assert len(cursor.plans) == 8
+    for plan in cursor.plans:
+        assert "turnwise_texts_words" in plan and "turnwise_texts_pkey" not in plan, plan
 
 
 def test_a_deleted_session_leaves_no_row(filled: Path) -> None:

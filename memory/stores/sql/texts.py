@@ -285,7 +285,8 @@ class PostgresTexts:
     def search(self, cursor: Any, texts: TextFilter, before: int, limit: int) -> list[TextHit]:
         conditions, values = _conditions(texts, "%s")
         statement = (
-            f"SELECT {_SELECTED} {_MATCHING_POSTGRES} AND t.id < %s AND {conditions} ORDER BY t.id DESC LIMIT %s"
+            f"{_MATCHES_POSTGRES} SELECT {_SELECTED} {_FROM_MATCHES} WHERE t.id < %s AND {conditions} "
+            "ORDER BY t.id DESC LIMIT %s"
         )
         rows: list[tuple[Any, ...]] = []
         for prefixes in _prefixes(cursor, texts, "%s"):
@@ -295,7 +296,8 @@ class PostgresTexts:
 
     def count(self, cursor: Any, texts: TextFilter, limit: int) -> int:
         conditions, values = _conditions(texts, "%s")
-        statement = f"SELECT count(*) FROM (SELECT 1 {_MATCHING_POSTGRES} AND {conditions} LIMIT %s) AS hits"
+        matching = f"SELECT 1 {_FROM_MATCHES} WHERE {conditions} LIMIT %s"
+        statement = f"{_MATCHES_POSTGRES} SELECT count(*) FROM ({matching}) AS hits"
         count = 0
         for prefixes in _prefixes(cursor, texts, "%s"):
             cursor.execute(statement, (_tsquery(prefixes, texts.query), *values, limit - count))
@@ -308,10 +310,14 @@ _SELECTED = (
     "s.branches"
 )
 
-_MATCHING_POSTGRES = (
-    f"FROM turnwise_texts t JOIN turnwise_sessions s ON s.key = t.session {_JOIN_RUNS} "
-    "WHERE t.words @@ CAST(%s AS tsquery)"
+_MATCHES_POSTGRES = (
+    "WITH t AS MATERIALIZED (SELECT id, session, idx, number, role, at, spans FROM turnwise_texts "
+    "WHERE words @@ CAST(%s AS tsquery))"
 )
+"""The texts that match, read by the index of words. Without `MATERIALIZED`, PostgreSQL reads the texts of all users by
+their ids, the newest first, where it expects to find as many as the `LIMIT` asks for soon."""
+
+_FROM_MATCHES = f"FROM t JOIN turnwise_sessions s ON s.key = t.session {_JOIN_RUNS}"
 
 _NEXT = (
     "SELECT t.id, t.session, t.spans, s.user_id FROM turnwise_texts t CROSS JOIN turnwise_sessions s "

@@ -47,31 +47,35 @@ class SpareProcesses:
         self._count = count
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._is_wanted = False
-        """Whether an actor was made since the node was last asked."""
+        self._made_at = 0.0
+        """When an actor was last made, by the monotonic clock."""
 
     def prepare_soon(self) -> None:
         """Have the missing ones started, in a moment; does not wait. Calls until then are one."""
         with self._lock:
-            self._is_wanted = self._count > 0
-            if self._is_wanted and self._thread is None:
+            self._made_at = time.monotonic()
+            if self._count and self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="turnwise-spare-processes", daemon=True)
                 self._thread.start()
 
     def _work(self) -> None:
+        """Ask until the node was asked `SETTLED_S` after the last actor was made."""
         while True:
-            try:
-                for pause_s in (DELAY_S, SETTLED_S):
-                    time.sleep(pause_s)
-                    with self._lock:
-                        self._is_wanted = False
-                    self._prepare()
-            except Exception:  # noqa: BLE001 - a private interface may fail in any way
-                _log.debug("Ray has prepared no process for the next session", exc_info=True)
+            time.sleep(DELAY_S)
+            self._try_to_prepare()
+            time.sleep(SETTLED_S)
+            asked_at = time.monotonic()
+            self._try_to_prepare()
             with self._lock:
-                if not self._is_wanted:
+                if asked_at - self._made_at >= SETTLED_S:
                     self._thread = None
                     return
+
+    def _try_to_prepare(self) -> None:
+        try:
+            self._prepare()
+        except Exception:  # noqa: BLE001 - a private interface may fail in any way
+            _log.debug("Ray has prepared no process for the next session", exc_info=True)
 
     def _prepare(self) -> None:
         """Have the missing ones started, and wait for them, so that none is asked for twice."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from patience import until
-from turnwise.actors.cluster.spare_processes import SpareProcesses
+from turnwise.actors.cluster.spare_processes import SETTLED_S, SpareProcesses
 
 ASKED = "turnwise.actors.cluster.spare_processes.ray.is_initialized"
 
@@ -42,3 +43,25 @@ def test_several_sessions_at_once_ask_once_and_without_spares_nobody_asks(monkey
     assert asked.acquire(timeout=60)
     some.prepare_soon()
     assert asked.acquire(timeout=60) and not asked.acquire(blocking=False)
+
+
+def test_ray_is_asked_once_more_after_the_last_actor_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if that was just before it was asked: the process that the actor is about to get counted as idle then."""
+    now, asked_at = [100.0], []
+    spares = SpareProcesses(1)
+
+    def sleep(seconds: float) -> None:
+        until_s = now[0] + seconds
+        if now[0] < 102.0 <= until_s:
+            now[0] = 102.0
+            spares.prepare_soon()
+        now[0] = until_s
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr("turnwise.actors.cluster.spare_processes.time", clock)
+    monkeypatch.setattr(ASKED, lambda: asked_at.append(now[0]))
+    thread = SimpleNamespace(start=lambda: None)
+    monkeypatch.setattr("turnwise.actors.cluster.spare_processes.threading.Thread", lambda **_: thread)
+    spares.prepare_soon()
+    spares._work()  # noqa: SLF001 - the thread's body, by this clock
+    assert len(asked_at) == 4 and asked_at[1] < 102.0 + SETTLED_S <= asked_at[-1]

@@ -47,13 +47,13 @@ class SpareProcesses:
         self._count = count
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._made_at = 0.0
+        self._last_actor_at = 0.0
         """When an actor was last made, by the monotonic clock."""
 
     def prepare_soon(self) -> None:
         """Have the missing ones started, in a moment; does not wait. Calls until then are one."""
         with self._lock:
-            self._made_at = time.monotonic()
+            self._last_actor_at = time.monotonic()
             if self._count and self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="turnwise-spare-processes", daemon=True)
                 self._thread.start()
@@ -64,10 +64,10 @@ class SpareProcesses:
             time.sleep(DELAY_S)
             self._try_to_prepare()
             time.sleep(SETTLED_S)
-            asked_at = time.monotonic()
+            request_at = time.monotonic()
             self._try_to_prepare()
             with self._lock:
-                if asked_at - self._made_at >= SETTLED_S:
+                if request_at - self._last_actor_at >= SETTLED_S:
                     self._thread = None
                     return
 

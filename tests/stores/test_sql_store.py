@@ -417,9 +417,9 @@ def test_postgresql_reads_what_matches_by_the_index_of_words(database: str, *, a
             connection.execute("ANALYZE")
         cursor = PlanningCursor(connection)
         for query in ("word", "two words", '"a phrase"', "word "):
-            filtered = TextFilter(query=parse_query(query), user_id="user")
-            texts.search(cursor, filtered, 2**62, 21)
-            texts.count(cursor, filtered, 100)
+            text_filter = TextFilter(query=parse_query(query), user_id="user")
+            texts.search(cursor, text_filter, 2**62, 21)
+            texts.count(cursor, text_filter, 100)
     assert len(cursor.plans) == 8
     for plan in cursor.plans:
         assert "turnwise_texts_words" in plan and "turnwise_texts_pkey" not in plan, plan

@@ -120,7 +120,7 @@ def test_a_user_is_forgotten_with_agents_at_work() -> None:
     }
     with SessionManager("memory://team-forgotten", engine=engines, placement=InProcess()) as manager:
         run = manager.open("chat", user_id="ada").run("go")
-        until(lambda: manager.runs(state="running").items)
+        until(lambda: manager.runs(state="running", agent="above").items)
         assert manager.forget("ada").sessions == 2
         assert not manager.list(agents=True).items and not manager.schedules().items
         with pytest.raises((RunCancelledError, SessionNotFoundError)):

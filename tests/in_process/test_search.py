@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -10,16 +11,21 @@ from typing import Any
 
 import pytest
 
+from patience import within
 from servers.over_http import manager_at
 from stored.open_stores import closing
 from turnwise import AsyncSessionManager, EchoEngine, InProcess, Session, SessionManager
 from turnwise.blocks import Document
+from turnwise.engines import tool
 from turnwise.errors import InvalidInputError, SearchUnavailableError
 from turnwise.memory.conversation.sessions import SessionKey
 from turnwise.memory.stores.search.finding import find_messages
 from turnwise.memory.stores.search.query import parse_query
 from turnwise.memory.stores.search.records import TextFilter
 from turnwise.stores import Encryption, SQLStore, export_session, import_session
+from turnwise.testing.scripted_engine import Pause, ScriptedEngine
+
+until = within(30.0)
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
@@ -40,7 +46,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SessionM
 
 
 def manager_of(url: str, **settings: Any) -> AbstractContextManager[SessionManager]:
-    return manager_at(url, engine=EchoEngine(), **settings)
+    return manager_at(url, **{"engine": EchoEngine(), **settings})
 
 
 def say(chat: Session, *texts: str) -> None:
@@ -123,6 +129,32 @@ def test_each_way_to_say_something_is_searched(manager: SessionManager, tmp_path
     assert ids(manager, "quince", session_id="a") == [] and len(ids(manager, "quince")) == 2
     chat.say("The kitchen has plums.").wait()
     assert ids(manager, "plums") == ["a#2:0"]
+
+
+def test_a_prompt_is_found_with_the_first_result_of_its_run(url: str) -> None:
+    """A run that is queued or at work has none. One that waits for a decision has, or that was cancelled."""
+    pay = tool(lambda: "paid", name="pay", description="Pays.", approval=True)
+    engines = {
+        "busy": ScriptedEngine([[Pause(math.inf)], "an answer about plums"]),
+        "asks": ScriptedEngine([[("pay", {})], "done"], tools=[pay]),
+    }
+    with manager_of(url, engine=engines) as manager:
+        chat = manager.open("busy", user_id="ann", engine="busy")
+        chat.append("appended plums")
+        assert ids(manager, "plums") == ["busy#0:0"]
+        first = chat.run("plums at work")
+        second = chat.run("queued plums", if_busy="enqueue")
+        until(lambda: first.info().state == "running")
+        assert ids(manager, "plums") == []
+        first.cancel()
+        second.wait()
+        assert ids(manager, "plums") == ["busy#1:1", "busy#1:0", "busy#0:1", "busy#0:0"]
+        waits = manager.open("asks", user_id="ann", engine="asks").run("cherries")
+        assert waits.wait(until="settled").status == "running" and ids(manager, "cherries") == ["asks#0:0"]
+        (call,) = waits.pending()
+        waits.approve(call.call_id)
+        waits.wait()
+        assert ids(manager, "cherries") == ["asks#0:0"]
 
 
 @pytest.mark.parametrize("way", ["clear", "delete", "forget", "forget_turn", "remove", "remove_pending"])

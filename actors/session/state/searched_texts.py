@@ -13,7 +13,7 @@ from turnwise.memory.conversation.spans import Span, Spans, begins_with, join, p
 from turnwise.memory.conversation.turns import TurnRecord
 from turnwise.memory.stores.base import SessionStore
 from turnwise.memory.stores.reading import read_runs
-from turnwise.memory.stores.search.records import MessageText, Searchable, turn_texts
+from turnwise.memory.stores.search.records import MessageText, Searchable, is_searched, turn_texts
 
 REMEMBERED = 16
 """How many turns are remembered, whose texts are known to be stored."""
@@ -23,8 +23,8 @@ class SearchedTexts:
     """Compares turns that a commit stores with those that are stored, so that most commits only add texts.
 
     The texts of a stored turn are stored with it: those of the messages that `Session.messages` shows, none if the turn
-    was forgotten. A turn that is not remembered, or that has changed in another way than by growing, gets all its texts
-    anew.
+    is not searched: see `is_searched`. A turn that is not remembered, or that has changed in another way than by
+    growing, gets all its texts anew.
     """
 
     def __init__(self, key: SessionKey, store: SessionStore, blocks: CachedBlocks) -> None:
@@ -77,7 +77,7 @@ class SearchedTexts:
             if stored and _shows(stored) == _shows(turn):
                 continue
             all_texts: list[MessageText] = []
-            if not turn.forgotten:
+            if is_searched(turn):
                 prompt, output = [await self._read(part, new_span, blocks) for part in (turn.prompt, turn.output)]
                 all_texts = turn_texts(self._key.session_id, turn, await self._run_of(turn, runs), prompt, output)
             additions = all_texts if is_new else _additions(stored, turn, all_texts)
@@ -117,13 +117,17 @@ class SearchedTexts:
 
 
 def _shows(turn: TurnRecord) -> tuple[object, ...]:
-    """Return what the texts of a turn depend on."""
-    return turn.prompt, turn.output, turn.removed, turn.forgotten
+    """Return what the texts of a turn depend on; nothing if it has none."""
+    return (turn.prompt, turn.output, turn.removed) if is_searched(turn) else ()
 
 
 def _additions(stored: TurnRecord | None, turn: TurnRecord, texts: Sequence[MessageText]) -> list[MessageText] | None:
     """Return those of a turn's texts that are not stored yet; None if a stored one has changed, or is unknown."""
-    if stored is None or stored.forgotten or turn.forgotten or stored.removed != turn.removed:
+    if stored is None or not is_searched(turn):
+        return None
+    if not is_searched(stored):
+        return [*texts]
+    if stored.removed != turn.removed:
         return None
     stored_spans = join(stored.prompt, stored.output)
     if not begins_with(join(turn.prompt, turn.output), stored_spans):

@@ -106,6 +106,14 @@ def searchable(store: object) -> Searchable:
     raise SearchUnavailableError(str(store))
 
 
+def is_searched(turn: TurnRecord) -> bool:
+    """Whether search finds what a turn shows: not if it was forgotten, nor before its run has added something.
+
+    So the usual turn adds its texts once, at its end. A run that waits for a decision has added what it asks.
+    """
+    return not turn.forgotten and (bool(turn.output) or turn.status not in ("queued", "running"))
+
+
 def turn_texts(
     session_id: str,
     turn: TurnRecord,
@@ -113,14 +121,14 @@ def turn_texts(
     prompt: Sequence[Block],
     output: Sequence[Block],
 ) -> list[MessageText]:
-    """Return the texts of a turn that are searched; none of a forgotten one.
+    """Return the texts of a turn that are searched; none if it is not searched.
 
     Args:
         run: the turn's run.
         prompt: its blocks, as `turn.prompt` has their positions.
         output: likewise.
     """
-    if turn.forgotten:
+    if not is_searched(turn):
         return []
     block_places, removed = places(join(turn.prompt, turn.output)), turn.removed_numbers
     texts: list[MessageText] = []

@@ -269,8 +269,7 @@ class PostgresTexts:
         return TextRow(_row(key, text, run), " ".join(lexemes))
 
     def insert(self, cursor: Any, rows: Sequence[TextRow]) -> None:
-        if rows:
-            cursor.executemany(_INSERT_POSTGRES, [(*text.row, text.words) for text in rows])
+        _insert(cursor, _INSERT_POSTGRES, [(*text.row, text.words) for text in rows])
 
     def drop(self, cursor: Any, key: int, user_id: str, turns: Sequence[int]) -> None:
         cursor.execute("DELETE FROM turnwise_texts WHERE session = %s AND idx = ANY(%s)", (key, [*turns]))

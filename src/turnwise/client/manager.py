@@ -394,9 +394,10 @@ class AsyncRemoteManager:
         Whoever was removed from a session finds nothing there from then on.
 
         Prompts and answers are searched, the first 20,000 characters of each: not thoughts, instructions, summaries or
-        results of tools, and not what was forgotten, removed or cleared. What is stored is found at once. Words are
-        compared without case and accents; "words in quotes" follow each other; the last word may be the beginning of
-        one. Nothing in `text` is an error of syntax. Pass the page's `cursor` to get the next page.
+        results of tools, and not what was forgotten, removed or cleared. What a run was given is found with its first
+        result, its answer with its end, and all else at once. Words are compared without case and accents; "words in
+        quotes" follow each other; the last word may be the beginning of one. Nothing in `text` is an error of syntax.
+        Pass the page's `cursor` to get the next page.
 
         Args:
             user_id: whose; None: the user of the token.
